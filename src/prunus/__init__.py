@@ -1,0 +1,1 @@
+"""Prunus trains neural networks to a budget."""

@@ -1,0 +1,59 @@
+"""What can go wrong by the user's hand, each as one plain sentence.
+
+The command line prints the sentence and ends with the class's `exit_code`; nothing else in Prunus decides exit codes.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class PrunusError(ValueError):
+    """The user's mistake: the message says what was wrong, where, and what would be right."""
+
+    exit_code = 2
+
+
+class BudgetError(PrunusError):
+    """A budget that cannot be read, names nothing, contradicts another, or cannot be reached."""
+
+
+class ModelError(PrunusError):
+    """A model that cannot be imported, exported or shrunk."""
+
+
+class InexactSurgery(ModelError):
+    """A shrunk model that does not equal the gated one: refused, never returned."""
+
+
+class DataError(PrunusError):
+    """Data that is missing, damaged, empty or does not fit the model."""
+
+
+class ArtefactError(PrunusError):
+    """A file of weights, a checkpoint or a run folder that is damaged, hostile or another model's."""
+
+
+class OutputError(PrunusError):
+    """A folder or file that cannot be written: read-only, full, or in use."""
+
+
+class RunFailed(PrunusError):
+    """A run that diverged or cannot be brought under its budget."""
+
+    exit_code = 3
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Say which of `names` look like `name`, as the end of a sentence.
+
+    >>> nearest("conv11", ["conv1", "conv2", "fc1"])
+    'nearest: conv1, conv2'
+    >>> nearest("zzz", ["conv1", "fc1"])
+    'there are: conv1, fc1'
+    """
+    known = list(dict.fromkeys(names))
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    if close:
+        return "nearest: " + ", ".join(close)
+    shown = known[:12]
+    return "there are: " + ", ".join(shown) + (f" and {len(known) - 12} more" if len(known) > 12 else "")
