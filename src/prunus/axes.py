@@ -1,0 +1,385 @@
+"""What every layer of Prunus speaks: axes, groups, the graph of a model, and the Keep that surgery sees.
+
+One dimension of one tensor is an `Axis`, and its `Term` says which units lie where along it:
+
+- `Leaf(group, size)`: the units of one group, in order (`group=None`: frozen, nothing can be removed),
+- `Prod(factors)`: a row-major product, as flattening makes: 50 maps x 16 pixels,
+- `Cat(segments)`: segments one behind the other, as concatenation makes,
+- `Both(base, fine)`: a finer group laid over a base of the same length; a position is open where both are, which is how
+  800 flattened features nest under 50 maps.
+
+Everything else follows by recursion: which positions a Keep leaves (`Keep.positions`), which gate multiplies which
+weight (`factors`), how many numbers a tensor holds (`prunus.cost`). There is no model code here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prunus.errors import ArtefactError, ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """The units of one group in order; frozen where `group` is None."""
+
+    group: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prod:
+    """A row-major product of factors: the last factor runs fastest."""
+
+    factors: "tuple[Term, ...]"
+
+    @property
+    def size(self) -> int:
+        """How many positions it has."""
+        return _product(factor.size for factor in self.factors)
+
+
+@dataclass(frozen=True, slots=True)
+class Cat:
+    """Segments one behind the other."""
+
+    segments: "tuple[Term, ...]"
+
+    @property
+    def size(self) -> int:
+        """How many positions it has."""
+        return sum(segment.size for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """A finer group over a base of the same length: open where both are open."""
+
+    base: "Term"
+    fine: Leaf
+
+    @property
+    def size(self) -> int:
+        """How many positions it has."""
+        return self.fine.size
+
+
+Term = Leaf | Prod | Cat | Both
+
+
+def _product(numbers: Any) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result
+
+
+def leaves(term: Term) -> list[Leaf]:
+    """List the leaves of a term, left to right.
+
+    >>> [leaf.size for leaf in leaves(Both(Prod((Leaf("conv2", 50), Leaf(None, 16))), Leaf("fc1.inputs", 800)))]
+    [50, 16, 800]
+    """
+    if isinstance(term, Leaf):
+        return [term]
+    if isinstance(term, Both):
+        return [*leaves(term.base), term.fine]
+    parts = term.factors if isinstance(term, Prod) else term.segments
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def groups_of(term: Term) -> set[str]:
+    """Name the groups that a term mentions."""
+    return {leaf.group for leaf in leaves(term) if leaf.group is not None}
+
+
+def factors(term: Term, offsets: Mapping[str, int], one: int) -> Tensor:
+    """For every position of a term, the flat numbers of the gates whose product acts there.
+
+    Returns a tensor of shape (k, size): row by row one factor; positions with fewer factors are filled with `one`, the
+    number of an entry that is always 1.
+
+    >>> term = Prod((Leaf("maps", 2), Leaf(None, 3)))
+    >>> factors(term, {"maps": 5}, one=99).tolist()
+    [[5, 5, 5, 6, 6, 6]]
+    """
+    if isinstance(term, Leaf):
+        if term.group is None:
+            return torch.empty(0, term.size, dtype=torch.long)
+        start = offsets[term.group]
+        return torch.arange(start, start + term.size).unsqueeze(0)
+    if isinstance(term, Both):
+        return torch.cat([factors(term.base, offsets, one), factors(term.fine, offsets, one)])
+    if isinstance(term, Cat):
+        parts = [factors(segment, offsets, one) for segment in term.segments]
+        depth = max(part.shape[0] for part in parts)
+        padded = [torch.cat([p, torch.full((depth - p.shape[0], p.shape[1]), one, dtype=torch.long)]) for p in parts]
+        return torch.cat(padded, dim=1)
+    rows, size = [], term.size
+    before = 1
+    for factor in term.factors:
+        inner = factors(factor, offsets, one)
+        after = size // (before * factor.size)
+        for row in inner:
+            rows.append(row.view(1, -1, 1).expand(before, -1, after).reshape(-1))
+        before *= factor.size
+    return torch.stack(rows) if rows else torch.empty(0, size, dtype=torch.long)
+
+
+def spread(term: Term, values: Mapping[str, Tensor]) -> Tensor:
+    """Lay the groups' values out along a term and multiply where several act: the slow, plain reading of a term.
+
+    >>> spread(Prod((Leaf("maps", 2), Leaf(None, 3))), {"maps": torch.tensor([1.0, 0.5])}).tolist()
+    [1.0, 1.0, 1.0, 0.5, 0.5, 0.5]
+    """
+    names = sorted(groups_of(term))
+    if not names:
+        return torch.ones(term.size)
+    offsets, start = {}, 0
+    for name in names:
+        offsets[name] = start
+        start += values[name].numel()
+    flat = torch.cat([values[name] for name in names] + [torch.ones_like(values[names[0]][:1])])
+    return flat[factors(term, offsets, start)].prod(0).to(flat.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One dimension of one tensor of the model, with what lies along it."""
+
+    tensor: str
+    dim: int
+    term: Term
+
+    def __str__(self) -> str:
+        return f"{self.tensor}[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Axes that can only shrink together.
+
+    `members` are all its axes; `producers` those of weights that make the units; `consumers` the input axes of the
+    weights that read them, which is where its gate acts: a unit gated there is ignored exactly, whatever stands between
+    producer and consumer. `unit` says what a unit is: map, neuron, input or weight.
+    """
+
+    name: str
+    size: int
+    unit: str
+    members: tuple[Axis, ...]
+    producers: tuple[Axis, ...]
+    consumers: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """An axis that cannot shrink, the operation that froze it, and the module where that operation stands."""
+
+    axis: str
+    operation: str
+    module: str
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Multiply-accumulates: `weight` is used once for every one of the `positions`; `per` examples were traced."""
+
+    module: str
+    weight: str
+    positions: tuple[Term, ...]
+    per: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of the model as it is stored: its shape and the bytes of one number; buffers are not parameters."""
+
+    shape: tuple[int, ...]
+    itemsize: int
+    is_parameter: bool
+    persistent: bool = True
+
+
+@dataclass(frozen=True)
+class Graph:
+    """What the analysis says of a model: where its units lie, what couples them, and what they cost.
+
+    `axes` holds the terms of every tensor, one a dimension. `selections` names, by module, the groups of input features
+    that surgery removes by an index selection before the layer. `scattered` names, by tensor, the groups of single
+    weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
+    grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further name of a shared tensor to the
+    name it goes by here.
+    """
+
+    axes: dict[str, tuple[Term, ...]]
+    groups: tuple[Group, ...]
+    frozen: tuple[Frozen, ...] = ()
+    works: tuple[Work, ...] = ()
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    selections: dict[str, str] = field(default_factory=dict)
+    scattered: dict[str, str] = field(default_factory=dict)
+    split: dict[str, Term] = field(default_factory=dict)
+    fixed_macs: int = 0
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The number of units of every group."""
+        return {group.name: group.size for group in self.groups}
+
+    def group(self, name: str) -> Group:
+        """Find a group by its name."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(name)
+
+    def fine_axes(self) -> list[tuple[Axis, Both]]:
+        """The axes on which a finer group lies over a base."""
+        found = []
+        for tensor, terms in self.axes.items():
+            for dim, term in enumerate(terms):
+                if isinstance(term, Both):
+                    found.append((Axis(tensor, dim, term), term))
+        return found
+
+    def droppable(self) -> dict[str, list[tuple[Both, Tensor]]]:
+        """Groups whose every consumer is gated finer, with the unit that owns each position (-1: none).
+
+        Such a unit goes when none of its positions is read any more.
+        """
+        fine = {(axis.tensor, axis.dim): term for axis, term in self.fine_axes()}
+        result: dict[str, list[tuple[Both, Tensor]]] = {}
+        for group in self.groups:
+            where = [(axis.tensor, axis.dim) for axis in group.consumers]
+            if where and group.unit not in ("input", "weight") and all(key in fine for key in where):
+                result[group.name] = [(fine[key], owners(fine[key].base, group.name)) for key in where]
+        return result
+
+
+def owners(term: Term, group: str) -> Tensor:
+    """Say for every position of a term which unit of `group` it belongs to; -1 where to none.
+
+    >>> owners(Prod((Leaf("maps", 2), Leaf(None, 2))), "maps").tolist()
+    [0, 0, 1, 1]
+    """
+    offsets = {name: -1_000_000_000 for name in groups_of(term)}
+    if group not in offsets:
+        return torch.full((term.size,), -1)
+    offsets[group] = 0
+    rows = factors(term, offsets, one=-1)
+    return rows.clamp(min=-1).amax(0) if rows.numel() else torch.full((term.size,), -1)
+
+
+class Keep:
+    """Which units stay: a boolean tensor for every group, at least one unit in each.
+
+    A Keep is the only thing that surgery sees, whatever method made it. `closed` removes what became useless: finer
+    units under a removed base, and units that nobody reads any more.
+
+    >>> graph = Graph({}, (Group("conv1", 3, "map", (), (), ()),))
+    >>> Keep(graph, {"conv1": torch.tensor([True, False, True])}).kept()
+    {'conv1': [0, 2]}
+    """
+
+    def __init__(self, graph: Graph, units: Mapping[str, Tensor]) -> None:
+        self.graph = graph
+        self.units: dict[str, Tensor] = {}
+        sizes = graph.sizes
+        unknown = [name for name in units if name not in sizes]
+        if unknown:
+            raise ModelError(f"A Keep names the group {unknown[0]!r}, which this model does not have.")
+        for name, size in sizes.items():
+            mask = units.get(name)
+            if mask is None:
+                self.units[name] = torch.ones(size, dtype=torch.bool)
+                continue
+            mask = mask.detach().to(device="cpu", dtype=torch.bool)
+            if mask.shape != (size,):
+                raise ModelError(f"A Keep for the group {name!r} has shape {tuple(mask.shape)}; it has {size} units.")
+            if not mask.any():
+                raise ModelError(f"A Keep for the group {name!r} keeps no unit; at least one must stay.")
+            self.units[name] = mask
+
+    @classmethod
+    def of_indices(cls, graph: Graph, kept: Mapping[str, list[int]]) -> "Keep":
+        """Build a Keep from the indices of the units that stay."""
+        units = {}
+        sizes = graph.sizes
+        for name, indices in kept.items():
+            if name not in sizes:
+                raise ArtefactError(f"The plan names the group {name!r}, which it does not describe.")
+            mask = torch.zeros(sizes[name], dtype=torch.bool)
+            if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < sizes[name] for i in indices):
+                raise ArtefactError(f"The plan keeps units of {name!r} outside 0..{sizes[name] - 1}.")
+            mask[indices] = True
+            units[name] = mask
+        return cls(graph, units)
+
+    def kept(self) -> dict[str, list[int]]:
+        """The indices of the units that stay, group by group."""
+        return {name: mask.nonzero().flatten().tolist() for name, mask in self.units.items()}
+
+    def positions(self, term: Term) -> Tensor:
+        """A boolean for every position of a term: does it stay?"""
+        return spread(term, self.units).bool()
+
+    def closed(self) -> "Keep":
+        """Remove what became useless; the result is what surgery removes and what the cost counts."""
+        units = dict(self.units)
+        for _, both in self.graph.fine_axes():
+            name = both.fine.group
+            assert name is not None
+            units[name] = units[name] & spread(both.base, units).bool()
+        for name, places in self.graph.droppable().items():
+            read = torch.zeros_like(units[name])
+            for both, owner in places:
+                open_ = spread(both, units).bool()
+                read[owner[open_ & (owner >= 0)]] = True
+            units[name] = units[name] & read
+        return Keep(self.graph, units)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keep) and self.kept() == other.kept()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def to_json(term: Term) -> list[Any]:
+    """Write a term as JSON.
+
+    >>> to_json(Prod((Leaf("conv2", 50), Leaf(None, 16))))
+    ['prod', ['leaf', 'conv2', 50], ['leaf', None, 16]]
+    """
+    if isinstance(term, Leaf):
+        return ["leaf", term.group, term.size]
+    if isinstance(term, Both):
+        return ["both", to_json(term.base), to_json(term.fine)]
+    if isinstance(term, Prod):
+        return ["prod", *map(to_json, term.factors)]
+    return ["cat", *map(to_json, term.segments)]
+
+
+def from_json(value: Any, depth: int = 0) -> Term:
+    """Read a term back; anything else than what `to_json` writes is refused."""
+    bad = ArtefactError("The plan holds an axis that is not written as Prunus writes axes.")
+    if not isinstance(value, list) or not value or depth > 32:
+        raise bad
+    kind, parts = value[0], value[1:]
+    if kind == "leaf" and len(parts) == 2:
+        group, size = parts
+        if isinstance(size, int) and 0 < size < 2**40 and (group is None or isinstance(group, str)):
+            return Leaf(group, size)
+    elif kind == "both" and len(parts) == 2:
+        base, fine = from_json(parts[0], depth + 1), from_json(parts[1], depth + 1)
+        if isinstance(fine, Leaf) and base.size == fine.size:
+            return Both(base, fine)
+    elif kind == "prod" and parts:
+        return Prod(tuple(from_json(part, depth + 1) for part in parts))
+    elif kind == "cat" and parts:
+        return Cat(tuple(from_json(part, depth + 1) for part in parts))
+    raise bad

@@ -1,0 +1,5 @@
+"""Graph analysis: from a model and example inputs to the groups that can shrink, exactly or not at all."""
+
+from prunus.graph.couple import UNITS, analyse, drop, matches
+
+__all__ = ["UNITS", "analyse", "drop", "matches"]

@@ -1,0 +1,109 @@
+"""Measured facts about any module: what it stores, what it multiplies, how long it takes. Nothing here is estimated."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put models into evaluation mode without gradients, and every submodule back into its own mode afterwards."""
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    for model in models:
+        model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def count_params(model: nn.Module) -> int:
+    """Numbers in the parameters, shared ones once.
+
+    >>> count_params(nn.Linear(3, 2))
+    8
+    """
+    return sum(p.numel() for p in model.parameters())
+
+
+def count_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and the buffers that are saved, shared ones once."""
+    seen: dict[int, int] = {}
+    for tensor in model.state_dict(keep_vars=True).values():
+        if isinstance(tensor, Tensor):
+            seen[id(tensor)] = tensor.numel() * tensor.element_size()
+    return sum(seen.values())
+
+
+def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
+    """Multiply-accumulates of one example in a forward pass, as PyTorch's own counter sees them.
+
+    Matrix products and convolutions count; additions of biases and elementwise operations do not.
+    """
+    with evaluating(model), FlopCounterMode(display=False) as counter:
+        model(*args, **(kwargs or {}))
+    return counter.get_total_flops() // 2 // batch_size(args, kwargs)
+
+
+def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
+    """The first dimension of the first tensor."""
+    for leaf in tree_leaves((tuple(args), dict(kwargs or {}))):
+        if isinstance(leaf, Tensor) and leaf.dim() > 0:
+            return int(leaf.shape[0])
+    return 1
+
+
+def with_batch(args: Sequence[Any], batch: int) -> tuple[Any, ...]:
+    """Example inputs repeated or cut to another batch size: every tensor that has the batch dimension."""
+    old = batch_size(args)
+
+    def change(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == old:
+            return leaf.repeat((batch + old - 1) // old, *[1] * (leaf.dim() - 1))[:batch]
+        return leaf
+
+    return tuple(tree_map(change, tuple(args)))
+
+
+def latencies(
+    calls: Mapping[str, Callable[[], Any]], seconds: float = 0.15, device: torch.device | None = None
+) -> dict[str, dict[str, float]]:
+    """Median and spread (interquartile range) in milliseconds, the calls taking turns so that each meets the same load.
+
+    >>> sorted(latencies({"nothing": lambda: None}, seconds=0.01)["nothing"])
+    ['median', 'spread']
+    """
+    cuda = device is not None and device.type == "cuda"
+
+    def once(call: Callable[[], Any]) -> float:
+        if cuda:
+            torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        call()
+        if cuda:
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - start) * 1e3
+
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+        call()
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end or min(map(len, times.values())) < 5:
+        for name, call in calls.items():
+            times[name].append(once(call))
+    result = {}
+    for name, values in times.items():
+        low, _, high = quantiles(values, n=4)
+        result[name] = {"median": round(median(values), 4), "spread": round(high - low, 4)}
+    return result
