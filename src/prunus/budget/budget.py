@@ -1,0 +1,230 @@
+"""A budget: inequality constraints on costs, and the multipliers that press for them.
+
+    min over weights and gates of  E[loss]   subject to   cost_l(gates) / limit_l - 1 <= 0   for every line l
+
+The Lagrangian is loss + sum_l lambda_l violation_l (004 eq. 6), with *relative* violations, so that one dual rate serves
+all limits. The weights and gates follow the expected cost, which has a gradient; lambda follows the deployed cost, which
+counts (proxy constraints: 004 section 4, Cotter et al. 2019), or the expected one if asked.
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from cooper import Constraint, ConstraintState, ConstraintType
+from cooper.formulations import Formulation, Lagrangian
+from cooper.penalty_coefficients import PenaltyCoefficient
+from torch import Tensor
+
+from prunus.budget.lines import Line, chooser, read_lines
+from prunus.budget.multiplier import BudgetMultiplier
+from prunus.cost import Row
+from prunus.errors import BudgetError
+from prunus.gated import Gated
+
+
+class Budget:
+    """What the deployed network may cost.
+
+    Args:
+        gated: the gated model.
+        params, macs, bytes: limits of the whole model: a fraction (0.1, "10%") or an absolute number (100_000, "4MB").
+        density: a limit in the papers' one-sided counting, of the whole model or by layer ({"conv1": 0.5}).
+        layers: limits by layer or pattern: {"conv1": 0.5} on parameters, {"fc*": {"macs": 0.3}} on others.
+        lines: the same, already read (`prunus.budget.parse`).
+        dual_rate: step size of the multipliers.
+        restarts: set a multiplier to zero when its line is met (004 section 3.3).
+        dual: what the multipliers watch, the "deployed" or the "expected" cost.
+        extrapolate: extrapolation from the past for the multipliers (004 section 3.3; use it together with
+            `prunus.ExtrapolationFromThePast` around the optimizer of weights and gates).
+        formulation, penalty: another of Cooper's formulations, such as its augmented Lagrangian with a coefficient.
+
+    Raises:
+        BudgetError: a limit cannot be read, names no layer, contradicts another, or cannot be reached.
+    """
+
+    def __init__(
+        self,
+        gated: Gated,
+        *,
+        params: float | int | str | None = None,
+        macs: float | int | str | None = None,
+        bytes: float | int | str | None = None,
+        density: float | str | Mapping[str, float | str] | None = None,
+        layers: Mapping[str, Any] | None = None,
+        lines: tuple[Line, ...] | None = None,
+        dual_rate: float = 1e-3,
+        restarts: bool = True,
+        dual: str = "deployed",
+        extrapolate: bool = False,
+        formulation: type[Formulation] = Lagrangian,
+        penalty: PenaltyCoefficient | None = None,
+    ) -> None:
+        if dual not in ("deployed", "expected"):
+            raise BudgetError(f"dual={dual!r}: the multipliers can watch the 'deployed' or the 'expected' cost.")
+        if not dual_rate > 0:
+            raise BudgetError(f"dual_rate={dual_rate} must be above zero.")
+        totals = {"params": params, "macs": macs, "bytes": bytes, "density": density}
+        self.lines = lines or read_lines(totals, layers)
+        self.gated = gated
+        self.dual_rate, self.dual, self.extrapolate = dual_rate, dual, extrapolate
+        cost = gated.cost
+        choosers = [chooser(gated.graph, line) for line in self.lines]
+        self._rows = cost.rows((line.row, chosen) for line, chosen in zip(self.lines, choosers, strict=True))
+        self._paper = cost.rows((Row("density", line.where), c) for line, c in zip(self.lines, choosers, strict=True))
+        whole = torch.ones(gated.units, dtype=torch.float64)
+        self.dense: list[float] = self._rows(whole).tolist()
+        self.has_paper = [value > 0 for value in self._paper(whole).tolist()]
+        limits = [
+            line.limit.value * dense if line.limit.is_fraction else line.limit.value
+            for line, dense in zip(self.lines, self.dense, strict=True)
+        ]
+        self.limits = torch.tensor(limits, dtype=torch.float64)
+        self._check_reach()
+        self.multiplier = BudgetMultiplier(len(self.lines), restarts, gated.log_alpha.device)
+        self.constraint = Constraint(
+            constraint_type=ConstraintType.INEQUALITY,
+            formulation_type=formulation,
+            multiplier=self.multiplier,
+            penalty_coefficient=penalty,
+        )
+        self._strict: Tensor | None = None
+        self._previous: Tensor | None = None
+        self._move(gated.log_alpha.device)
+
+    def _check_reach(self) -> None:
+        gated = self.gated
+        lowest = torch.full((gated.units,), gated.gates.low)
+        device = gated.log_alpha.device
+        self.reach: list[float] = self._rows(gated.open_units(lowest.to(device)).cpu()).tolist()
+        floor = self._rows(gated.gates.p_active(lowest)).tolist()
+        for k, line in enumerate(self.lines):
+            limit, dense, least = float(self.limits[k]), self.dense[k], self.reach[k]
+            if not dense:
+                raise BudgetError(f"The budget {line} counts nothing: there is no {line.what} in it to spend.")
+            if limit < least * (1 - 1e-12):
+                raise BudgetError(
+                    f"The budget {line} cannot be reached: it allows {_number(limit, line)}, and the least possible is "
+                    f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), with one "
+                    "unit left in every group."
+                )
+            if self.dual == "expected" and limit < floor[k]:
+                raise BudgetError(
+                    f"The budget {line} cannot be reached by the expected cost, which never falls below "
+                    f"{_number(floor[k], line)} because closed gates keep a small probability; use dual='deployed'."
+                )
+            if limit >= dense:
+                warnings.warn(
+                    f"The budget {line} allows all that the dense model costs ({_number(dense, line)}): it does nothing.",
+                    stacklevel=3,
+                )
+
+    def _move(self, device: torch.device) -> None:
+        self.limits = self.limits.to(device)
+        self._rows.to(device)
+        self._paper.to(device)
+        self.multiplier.to(device)
+
+    # ---- in a training loop ----------------------------------------------------------------------------------------
+
+    def state(self) -> ConstraintState:
+        """The violations now, as Cooper takes them: `violation` for the gradient, `strict_violation` for the duals."""
+        gated = self.gated
+        if self.limits.device != gated.log_alpha.device:
+            self._move(gated.log_alpha.device)
+        both = torch.stack([gated.p_active().double(), gated.open_units()])
+        expected, deployed = (self._rows(both) / self.limits - 1).float().unbind(0)
+        self._strict = (deployed if self.dual == "deployed" else expected).detach()
+        self.multiplier.last = self._strict
+        return ConstraintState(violation=expected, strict_violation=self._strict)
+
+    def pressure(self) -> Tensor:
+        """What to add to the loss: sum_l lambda_l (expected cost_l / limit_l - 1), differentiable in the gates."""
+        if self.gated.fixed:
+            return self.limits.new_zeros((), dtype=torch.float32)
+        state = self.state()
+        if self.extrapolate and self._previous is not None:
+            with torch.no_grad():
+                ahead = (self.multiplier.weight + self.dual_rate * self._previous).relu()
+            assert isinstance(state.violation, Tensor)
+            return (ahead * state.violation).sum()
+        contribution = self.constraint.compute_contribution_to_lagrangian(state, "primal")
+        assert contribution is not None
+        return contribution.lagrangian_contribution
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step of dual ascent: lambda <- [lambda + rate * violation]_+, with restarts; call it after the optimizer.
+
+        It uses the violation that the last `pressure()` (or `state()`) saw: the updates are simultaneous (004 eq. 7).
+        """
+        if self.gated.fixed:
+            return
+        if self._strict is None:
+            self.state()
+        assert self._strict is not None
+        self.multiplier.ascend_(self._strict, self.dual_rate)
+        self._previous = self._strict
+        self._strict = None
+
+    # ---- what it says ----------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def readings(self) -> list[dict[str, Any]]:
+        """Every line with its limit and its cost read three ways, and its multiplier."""
+        if self.limits.device != self.gated.log_alpha.device:
+            self._move(self.gated.log_alpha.device)
+        p = self.gated.p_active().double()
+        p = p * self.gated.open_units() if self.gated.fixed else p
+        both = self._rows(torch.stack([p, self.gated.open_units()]))
+        paper = self._paper(p).tolist()
+        expected, deployed = both.tolist()
+        multipliers = self.multiplier.weight.tolist()
+        result = []
+        for k, line in enumerate(self.lines):
+            limit = float(self.limits[k])
+            result.append(
+                {
+                    "what": line.what,
+                    "where": line.where,
+                    "limit": limit,
+                    "dense": self.dense[k],
+                    "expected": expected[k],
+                    "deployed": deployed[k] if line.what == "density" else round(deployed[k]),
+                    "paper": paper[k] if self.has_paper[k] else None,
+                    "multiplier": multipliers[k],
+                    "met": deployed[k] <= limit * (1 + 1e-12),
+                }
+            )
+        return result
+
+    def costs(self, open_: Tensor) -> Tensor:
+        """The lines' costs at an openness, on whatever device it lies: differentiable."""
+        return self._rows(open_)
+
+    def met(self) -> bool:
+        """Is every line met by the deployed cost?"""
+        return all(reading["met"] for reading in self.readings())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The multipliers and what extrapolation remembers."""
+        state = {"multiplier": self.multiplier.weight.detach().clone()}
+        if self._previous is not None:
+            state["previous"] = self._previous.clone()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Read it back, in place."""
+        with torch.no_grad():
+            self.multiplier.weight.copy_(state["multiplier"])
+        self._previous = state["previous"].to(self.multiplier.weight) if "previous" in state else None
+
+    def __repr__(self) -> str:
+        return f"Budget({', '.join(map(str, self.lines))})"
+
+
+def _number(value: float, line: Line) -> str:
+    if line.what == "density":
+        return f"{value:.2%}"
+    return f"{value:,.0f} {'bytes' if line.what == 'bytes' else line.what}"

@@ -1,0 +1,374 @@
+"""A model with gates on everything that can shrink, applied from outside.
+
+`Gated` holds the user's model, its graph, and one flat tensor of log alpha for all gates. A forward pass draws one
+sample of all gates at once, lays it out along the axes of the weights that read gated units, and calls the model with
+those weights multiplied (`torch.func.functional_call`): the user's state-dict keys stay what they were, and a unit whose
+gate is zero is ignored exactly, whatever stands between its producer and its readers.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from prunus.axes import Graph, Keep, factors, owners
+from prunus.cost import MEASURES, Cost
+from prunus.errors import ModelError, nearest
+from prunus.gates import HardConcrete
+from prunus.graph import matches
+from prunus.measure import batch_size
+
+NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
+
+
+class Gated(nn.Module):
+    """A gated model.
+
+    Args:
+        model: the user's model; it is trained in place, its keys stay as they are.
+        graph: its analysis.
+        keep: initial keep probability of all gates, or by group pattern ({"fc1.inputs": 0.8}; "*" for the rest).
+        rescale: divide gated weights by the keep probability, so that a gated layer starts at the dense layer's scale.
+        gates: the gates' distribution.
+        estimate: the test-time gate, "median" or "noiseless" (001 eq. 13).
+        per_example: draw one sample for every example of a mini-batch instead of one for all.
+    """
+
+    log_alpha: nn.Parameter
+
+    def __init__(
+        self,
+        model: nn.Module,
+        graph: Graph,
+        *,
+        keep: float | Mapping[str, float] = 0.5,
+        rescale: bool = True,
+        gates: HardConcrete | None = None,
+        estimate: str = "median",
+        per_example: bool = False,
+    ) -> None:
+        super().__init__()
+        if per_example and graph.scattered:
+            raise ModelError("per_example draws gates for whole units; it cannot be used with units='weights'.")
+        self.model = model
+        self.graph = graph
+        self.gates = gates or HardConcrete()
+        self.estimate = estimate
+        self.threshold = self.gates.threshold(estimate)
+        self.per_example = per_example
+        self.cost = Cost(graph)
+        self.units = self.cost.units
+        reference = next(model.parameters())
+        probabilities = self._initial(keep)
+        location = torch.special.logit(probabilities) + NOISE * torch.randn(self.units)
+        self.log_alpha = nn.Parameter(location.to(reference.device))
+        self._lay_out(reference.device)
+        self._mask: Tensor | None = None
+        self._noisy = True
+        self._table: dict[int, tuple[Tensor, str]] = {}
+        if rescale and self.units:
+            with torch.no_grad():
+                open_ = probabilities.to(self.log_alpha)
+                for name, weight in self._multiplied(1 / open_).items():
+                    self.model.get_parameter(name).copy_(weight)
+
+    def _initial(self, keep: float | Mapping[str, float]) -> Tensor:
+        by_pattern = {"*": keep} if isinstance(keep, int | float) else dict(keep)
+        names = [group.name for group in self.graph.groups]
+        for pattern, value in by_pattern.items():
+            self.gates.locate(value)  # refuses what is no probability
+            if pattern != "*" and not any(matches(name, [pattern]) for name in names):
+                raise ModelError(f"keep: no group matches {pattern!r}; {nearest(pattern, names)}.")
+        parts = []
+        for group in self.graph.groups:
+            found = [value for pattern, value in by_pattern.items() if pattern != "*" and matches(group.name, [pattern])]
+            parts.append(torch.full((group.size,), float(found[-1] if found else by_pattern.get("*", 0.5))))
+        return torch.cat(parts) if parts else torch.zeros(0)
+
+    def _lay_out(self, device: torch.device) -> None:
+        """Prepare index tensors once: for every position of every reading axis, the gates that multiply there."""
+        sites: list[tuple[str, int, int]] = []  # tensor, dim, positions
+        rows: list[Tensor] = []
+        seen: set[tuple[str, int]] = set()
+        for group in self.graph.groups:
+            for axis in group.consumers:
+                if (axis.tensor, axis.dim) not in seen:
+                    seen.add((axis.tensor, axis.dim))
+                    sites.append((axis.tensor, axis.dim, axis.term.size))
+                    rows.append(factors(axis.term, self.cost.offsets, self.units))
+        depth = max((row.shape[0] for row in rows), default=0)
+        full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
+        index = torch.cat(full, dim=1) if full else torch.zeros(0, 0, dtype=torch.long)
+        self._plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
+        self._sites = sites
+        self._lengths = [size for _, _, size in sites]
+        self._shapes = []
+        for tensor, dim, _ in sites:
+            shape = [1] * len(self.graph.tensors[tensor].shape)
+            shape[dim] = -1
+            self._shapes.append(tuple(shape))
+        self.register_buffer("_index", index.to(device), persistent=False)
+        self.register_buffer("_bounds", self.cost.whole.bounds.clone().to(device), persistent=False)
+        segment = [torch.full((group.size,), k) for k, group in enumerate(self.graph.groups)]
+        self.register_buffer("_segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
+        self._fine: list[tuple[int, int, str]] = []
+        for k, (_, both) in enumerate(self.graph.fine_axes()):
+            start = self.cost.offsets[str(both.fine.group)]
+            self._fine.append((start, start + both.size, f"_base{k}"))
+            self.register_buffer(f"_base{k}", factors(both.base, self.cost.offsets, self.units), persistent=False)
+        self._drops: list[tuple[int, int, list[tuple[int, int, str]]]] = []
+        for number, (name, places) in enumerate(self.graph.droppable().items()):
+            start = self.cost.offsets[name]
+            entry = []
+            for k, (both, owner) in enumerate(places):
+                at = self.cost.offsets[str(both.fine.group)]
+                self.register_buffer(f"_owner{number}_{k}", owner, persistent=False)
+                entry.append((at, at + both.size, f"_owner{number}_{k}"))
+            self._drops.append((start, start + self.graph.sizes[name], entry))
+        self._whole = self.cost.whole
+        self.to(device)
+
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
+    def sample(self, examples: int | None = None) -> Tensor:
+        """Draw all gates once (or once an example): (units,) or (examples, units). Differentiable in log alpha.
+
+        Log alpha is brought back into its range first, through `.data`: an earlier forward pass of the same step may
+        still need its graph.
+        """
+        self.gates.clamp_(self.log_alpha)
+        shape = (self.units,) if examples is None else (examples, self.units)
+        if not self._noisy:
+            z = self.gates.estimate(self.log_alpha.detach(), self.estimate).expand(shape)
+        else:
+            noise = torch.rand(shape, device=self.log_alpha.device, dtype=self.log_alpha.dtype)
+            z = self.gates.sample(self.log_alpha, noise)
+        return z if self._mask is None else z * self._mask
+
+    def test_gates(self) -> Tensor:
+        """All gates as they stand at test time, without noise."""
+        z = self.gates.estimate(self.log_alpha.detach(), self.estimate)
+        return z if self._mask is None else z * self._mask
+
+    def _along_sites(self, z: Tensor) -> tuple[Tensor, ...]:
+        """What multiplies at every position of every reading axis, one tensor an axis."""
+        if not self._plain:
+            extended = F.pad(z, (0, 1), value=1.0)
+            laid = extended.index_select(-1, self._index[0])
+            for row in self._index[1:]:
+                laid = laid * extended.index_select(-1, row)
+            z = laid
+        return z.split(self._lengths, dim=-1)
+
+    def _multiplied(self, z: Tensor) -> dict[str, Tensor]:
+        """The weights with one sample of gates multiplied in."""
+        result: dict[str, Tensor] = {}
+        if self.graph.scattered:
+            for tensor, group in self.graph.scattered.items():
+                start = self.cost.offsets[group]
+                weight = self.model.get_parameter(tensor)
+                gate = z[start : start + weight.numel()].view_as(weight)
+                result[tensor] = weight * gate.to(weight.dtype)
+            return result
+        if not self._sites:
+            return result
+        for (tensor, _, _), shape, gate in zip(self._sites, self._shapes, self._along_sites(z), strict=True):
+            weight = result[tensor] if tensor in result else self.model.get_parameter(tensor)
+            result[tensor] = weight * gate.to(weight.dtype).view(shape)
+        return result
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward pass, under one sample of the gates (in evaluation mode: the test-time gates)."""
+        if self.training and self.per_example:
+            return self._forward_per_example(*args, **kwargs)
+        z = self.sample() if self.training else self.test_gates()
+        return functional_call(self.model, self._multiplied(z), args, kwargs)
+
+    def _forward_per_example(self, *args: Any, **kwargs: Any) -> Any:
+        batch = batch_size(args, kwargs)
+        gates = self._along_sites(self.sample(batch))
+        table = {id(self.model.get_parameter(t)): (g, t) for (t, _, _), g in zip(self._sites, gates, strict=True)}
+        with _GateInputs(table, batch):
+            return self.model(*args, **kwargs)
+
+    # ---- what the gates say ----------------------------------------------------------------------------------------
+
+    def p_active(self) -> Tensor:
+        """The probability of every gate to be non-zero, differentiable: (units,)."""
+        return self.gates.p_active(self.log_alpha)
+
+    @torch.no_grad()
+    def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
+        """The units that surgery will keep, 0 or 1 in float64: (units,). Plain tensor code, no synchronisation.
+
+        A unit stays if its test-time gate is not zero; every group keeps its most probable unit at least; finer units go
+        with their base, and a base goes when none of its positions is read any more. `log_alpha` asks the same of other
+        locations than the present ones.
+        """
+        key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self._tie
+        if self._mask is not None:
+            key = key.masked_fill(self._mask == 0, -1e9) - self._tie
+        if not self.units:
+            return key
+        best = torch.full((len(self.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)
+        best = best.scatter_reduce(0, self._segment, key, "amax")
+        open_ = ((key > self.threshold) | (key == best.index_select(0, self._segment))).to(key.dtype)
+        for start, stop, name in self._fine:
+            base = getattr(self, name)
+            extended = F.pad(open_, (0, 1), value=1.0)
+            under = torch.ones(stop - start, dtype=key.dtype, device=key.device)
+            for row in base:
+                under = under * extended.index_select(0, row)
+            fine = key[start:stop].masked_fill(under == 0, -torch.inf)
+            open_ = open_.clone()
+            open_[start:stop] = ((fine > self.threshold) | (fine == fine.amax())).to(key.dtype)
+        for start, stop, places in self._drops:
+            read = torch.zeros(stop - start + 1, dtype=key.dtype, device=key.device)
+            for at, end, name in places:
+                owner = getattr(self, name)
+                read = read.index_add(0, owner.masked_fill(owner < 0, stop - start), open_[at:end])
+            open_ = open_.clone()
+            open_[start:stop] = open_[start:stop] * (read[:-1] > 0)
+        return open_
+
+    @property
+    def _tie(self) -> Tensor:
+        """Breaks ties between equal gates, by order; far below any difference that training makes."""
+        if not hasattr(self, "_tie_buffer") or self._tie_buffer.device != self.log_alpha.device:
+            self._tie_buffer = 1e-9 * torch.arange(self.units, device=self.log_alpha.device, dtype=torch.float64)
+        return self._tie_buffer
+
+    def keep(self) -> Keep:
+        """The units that surgery will keep."""
+        flat = self.open_units().bool().cpu()
+        parts = flat.split([group.size for group in self.graph.groups]) if self.units else ()
+        return Keep(self.graph, {g.name: part for g, part in zip(self.graph.groups, parts, strict=True)})
+
+    def expected(self) -> dict[str, float]:
+        """The expected cost under the gates' distribution."""
+        with torch.no_grad():
+            return dict(zip(MEASURES, self._whole(self.p_active()).tolist(), strict=True))
+
+    def deployed(self) -> dict[str, int]:
+        """The cost after surgery, if it were done now."""
+        return dict(zip(MEASURES, (round(v) for v in self._whole(self.open_units()).tolist()), strict=True))
+
+    def fold(self) -> dict[str, Tensor]:
+        """The weights with the test-time gates multiplied in, by canonical name: all that surgery needs of the gates."""
+        with torch.no_grad():
+            folded = {name: weight.detach() for name, weight in self._multiplied(self.test_gates()).items()}
+        return folded
+
+    def expected_l2(self, detach: bool = False, ungated: bool = True) -> Tensor:
+        """The expected squared L2 norm of the weights under their gates.
+
+        E||theta||^2 = sum_g P(z_g != 0) sum_{j in g} theta_j^2 (001 eq. 15 and 17). `detach` leaves the probabilities out
+        of the gradient, as WideResNet training does; `ungated` adds the plain squares of all other parameters.
+        """
+        p = self.p_active()
+        p = p.detach() if detach else p
+        total = p.new_zeros(())
+        gated_names: set[str] = set(self.graph.scattered)
+        for tensor, group in self.graph.scattered.items():
+            start = self.cost.offsets[group]
+            weight = self.model.get_parameter(tensor)
+            total = total + (weight.float().square().flatten() * p[start : start + weight.numel()]).sum()
+        if self._sites and not self.graph.scattered:
+            for (tensor, dim, _), open_ in zip(self._sites, self._along_sites(p), strict=True):
+                weight = self.model.get_parameter(tensor).float()
+                rest = [d for d in range(weight.dim()) if d != dim]
+                total = total + (weight.square().sum(rest) * open_).sum()
+                gated_names.add(tensor)
+        if ungated:
+            for name, parameter in self.model.named_parameters():
+                if name not in gated_names:
+                    total = total + parameter.float().square().sum()
+        return total
+
+    # ---- after the landing -----------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def close(self, units: Tensor) -> None:
+        """Close gates for good: `units` is true where a gate is to be zero."""
+        self.log_alpha.data.masked_fill_(units.to(self.log_alpha.device), self.gates.low)
+
+    def fix(self, noise: bool) -> None:
+        """Fix which units are open; the weights train on, with the open gates' noise or without it."""
+        self._mask = self.open_units().to(self.log_alpha.dtype)
+        self._noisy = noise
+        self.log_alpha.requires_grad_(False)
+
+    @property
+    def fixed(self) -> bool:
+        """Are the gates fixed?"""
+        return self._mask is not None
+
+    def weight_parameters(self) -> Iterator[nn.Parameter]:
+        """The user's own parameters."""
+        return self.model.parameters()
+
+    def gate_parameters(self) -> Iterator[nn.Parameter]:
+        """The gates' locations: one flat tensor."""
+        yield self.log_alpha
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """What `state_dict` keeps beside the tensors: whether and how the gates are fixed."""
+        return {"mask": self._mask, "noisy": self._noisy}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Read it back."""
+        self._mask = None if state["mask"] is None else state["mask"].to(self.log_alpha.device)
+        self._noisy = bool(state["noisy"])
+        self.log_alpha.requires_grad_(self._mask is None)
+
+    def extra_repr(self) -> str:
+        """How many units of which groups carry gates, and what part of the cost they reach."""
+        if not self.units:
+            return "nothing can shrink: " + "; ".join(f"{f.axis} ({f.operation})" for f in self.graph.frozen[:4])
+        listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
+        more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
+        return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
+
+
+_CONVOLUTIONS = {
+    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d
+}  # fmt: skip
+
+
+class _GateInputs(TorchFunctionMode):
+    """Multiply gates into the inputs of the layers that read gated units: one sample an example needs activations."""
+
+    def __init__(self, table: Mapping[int, tuple[Tensor, str]], batch: int) -> None:
+        super().__init__()
+        self.table = table
+        self.batch = batch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is F.linear or func in _CONVOLUTIONS:
+            x = args[0] if args else kwargs["input"]
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            found = self.table.get(id(weight))
+            if found is not None:
+                gate, name = found
+                if x.shape[0] != self.batch:
+                    raise ModelError(
+                        f"per_example needs the batch in the first dimension of what {name} reads: there it has "
+                        f"{x.shape[0]} entries for {self.batch} examples."
+                    )
+                if func is F.linear:
+                    gate = gate.view(self.batch, *[1] * (x.dim() - 2), -1)
+                else:
+                    gate = gate.repeat(1, x.shape[1] // gate.shape[1])
+                    gate = gate.view(self.batch, -1, *[1] * (x.dim() - 2))
+                x = x * gate.to(x.dtype)
+                args = (x, *args[1:]) if args else args
+                if not args:
+                    kwargs["input"] = x
+        return func(*args, **kwargs)
