@@ -39,6 +39,7 @@ class Gated(nn.Module):
     """
 
     log_alpha: nn.Parameter
+    segment: Tensor
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class Gated(nn.Module):
         self._lay_out(reference.device)
         self._mask: Tensor | None = None
         self._noisy = True
-        self._table: dict[int, tuple[Tensor, str]] = {}
+        self.budget: Any = None  # the budget made for it last: what the landing and the receipt speak of
+        self.landing: dict[str, Any] | None = None
         if rescale and self.units:
             with torch.no_grad():
                 open_ = probabilities.to(self.log_alpha)
@@ -114,7 +116,7 @@ class Gated(nn.Module):
         self.register_buffer("_index", index.to(device), persistent=False)
         self.register_buffer("_bounds", self.cost.whole.bounds.clone().to(device), persistent=False)
         segment = [torch.full((group.size,), k) for k, group in enumerate(self.graph.groups)]
-        self.register_buffer("_segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
+        self.register_buffer("segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
         self._fine: list[tuple[int, int, str]] = []
         for k, (_, both) in enumerate(self.graph.fine_axes()):
             start = self.cost.offsets[str(both.fine.group)]
@@ -209,14 +211,14 @@ class Gated(nn.Module):
         with their base, and a base goes when none of its positions is read any more. `log_alpha` asks the same of other
         locations than the present ones.
         """
-        key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self._tie
+        key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self.tie
         if self._mask is not None:
-            key = key.masked_fill(self._mask == 0, -1e9) - self._tie
+            key = key.masked_fill(self._mask == 0, -1e9) - self.tie
         if not self.units:
             return key
         best = torch.full((len(self.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)
-        best = best.scatter_reduce(0, self._segment, key, "amax")
-        open_ = ((key > self.threshold) | (key == best.index_select(0, self._segment))).to(key.dtype)
+        best = best.scatter_reduce(0, self.segment, key, "amax")
+        open_ = ((key > self.threshold) | (key == best.index_select(0, self.segment))).to(key.dtype)
         for start, stop, name in self._fine:
             base = getattr(self, name)
             extended = F.pad(open_, (0, 1), value=1.0)
@@ -236,11 +238,11 @@ class Gated(nn.Module):
         return open_
 
     @property
-    def _tie(self) -> Tensor:
+    def tie(self) -> Tensor:
         """Breaks ties between equal gates, by order; far below any difference that training makes."""
-        if not hasattr(self, "_tie_buffer") or self._tie_buffer.device != self.log_alpha.device:
-            self._tie_buffer = 1e-9 * torch.arange(self.units, device=self.log_alpha.device, dtype=torch.float64)
-        return self._tie_buffer
+        if not hasattr(self, "_tied") or self._tied.device != self.log_alpha.device:
+            self._tied = 1e-9 * torch.arange(self.units, device=self.log_alpha.device, dtype=torch.float64)
+        return self._tied
 
     def keep(self) -> Keep:
         """The units that surgery will keep."""

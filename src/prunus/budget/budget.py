@@ -92,6 +92,7 @@ class Budget:
         self._strict: Tensor | None = None
         self._previous: Tensor | None = None
         self._move(gated.log_alpha.device)
+        gated.budget = self
 
     def _check_reach(self) -> None:
         gated = self.gated

@@ -1,0 +1,215 @@
+"""A shrunk model as a file: its weights, and in the same file's metadata the plan that made it. No pickle anywhere.
+
+The plan says for every axis what lies along it and for every group which units stay. Loading takes a fresh dense model,
+replays the plan and puts the weights in; a plan that does not fit is refused, never executed.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from prunus.axes import Graph, Group, Keep, from_json, groups_of, leaves, to_json
+from prunus.errors import ArtefactError, ModelError
+from prunus.files import replacing
+from prunus.surgery.slicing import slice_model
+
+SCHEMA = 1
+KEY = "prunus"
+
+
+def plan_of(graph: Graph, keep: Keep) -> dict[str, Any]:
+    """Write down what surgery did, so that it can be done again on a fresh dense model."""
+    kept = keep.kept()
+    return {
+        "schema": SCHEMA,
+        "groups": {name: {"size": size, "kept": kept[name]} for name, size in graph.sizes.items()},
+        "axes": {
+            name: [to_json(term) for term in terms]
+            for name, terms in graph.axes.items()
+            if any(groups_of(term) for term in terms)
+        },
+        "dense": {name: list(stored.shape) for name, stored in graph.tensors.items()},
+        "selections": graph.selections,
+        "split": {module: to_json(term) for module, term in graph.split.items() if groups_of(term)},
+        "aliases": graph.aliases,
+        "scattered": graph.scattered,
+    }
+
+
+def save(small: nn.Module, path: str | Path) -> None:
+    """Save a shrunk model: weights and buffers, the plan in the metadata; written whole or not at all.
+
+    Weights that were removed one by one are stored as their remaining values and one bit a place.
+    """
+    plan = getattr(small, "prunus_plan", None)
+    if not isinstance(plan, dict):
+        raise ModelError("prunus.save saves what prunus.shrink returned; this model has no plan.")
+    tensors: dict[str, Tensor] = {}
+    for name, value in small.state_dict().items():
+        if name in plan["aliases"]:
+            continue
+        if not isinstance(value, Tensor):
+            raise ModelError(f"The model keeps {name!r} in its state dict, which is no tensor and cannot be saved safely.")
+        value = value.detach().cpu().contiguous()
+        if name in plan["scattered"]:
+            kept = torch.zeros(value.numel(), dtype=torch.bool)
+            kept[plan["groups"][plan["scattered"][name]]["kept"]] = True
+            tensors[f"{name}:places"] = _pack(kept)
+            value = value.flatten()[kept]
+        tensors[name] = value.clone()
+    slim = dict(plan)
+    if plan["scattered"]:  # the places say it already
+        slim["groups"] = {name: {"size": group["size"], "kept": []} for name, group in plan["groups"].items()}
+    metadata = {KEY: json.dumps(slim, separators=(",", ":")), "digest": _digest(tensors)}
+    path = Path(path)
+    with replacing(path) as temporary:
+        try:
+            save_file(tensors, temporary, metadata=metadata)
+        except SafetensorError as error:
+            raise OSError(None, str(error)) from error
+
+
+def load(model: nn.Module, path: str | Path) -> nn.Module:
+    """Load a shrunk model into a copy of a fresh dense one of the same architecture.
+
+    Raises:
+        ArtefactError: the file is damaged, hostile, or another model's; the sentence says which.
+    """
+    path = Path(path)
+    plan, tensors = _read(path)
+    try:
+        return _replay(model, plan, tensors, path)
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, AssertionError) as error:
+        raise ArtefactError(f"{path} holds a plan that Prunus did not write ({type(error).__name__}).") from error
+
+
+def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    if not path.is_file():
+        raise ArtefactError(f"There is no file {path}.")
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise ArtefactError(f"{path} is damaged or no safetensors file ({str(error)[:120]}).") from error
+    if KEY not in metadata:
+        raise ArtefactError(f"{path} is a safetensors file, but not one of Prunus: it has no plan.")
+    if metadata.get("digest") != _digest(tensors):
+        raise ArtefactError(f"{path} is damaged: its weights are not those that were saved.")
+    try:
+        plan = json.loads(metadata[KEY])
+    except (ValueError, RecursionError) as error:
+        raise ArtefactError(f"{path} is damaged: its plan is not JSON.") from error
+    if not isinstance(plan, dict) or plan.get("schema") != SCHEMA:
+        raise ArtefactError(f"{path} has a plan of another version (this Prunus reads schema {SCHEMA}).")
+    return plan, tensors
+
+
+def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> nn.Module:
+    dense = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, shape in plan["dense"].items():
+        if name not in dense:
+            raise ArtefactError(f"{path} belongs to another model: this one has no tensor {name!r}.")
+        if list(dense[name].shape) != shape:
+            raise ArtefactError(
+                f"{path} belongs to another model: {name!r} has shape {tuple(dense[name].shape)} here and "
+                f"{tuple(shape)} there."
+            )
+    strange = [name for name in dense if name not in plan["dense"]]
+    if strange:
+        raise ArtefactError(f"{path} belongs to another model: it knows nothing of the tensor {strange[0]!r}.")
+    graph, keep = _graph(plan, dense, tensors)
+    scattered = {name: _unpack(tensors, name, dense[name]) for name in graph.scattered}
+    small = slice_model(model, graph, keep)
+    own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
+    given = {name: scattered.get(name, value) for name, value in tensors.items() if not name.endswith(":places")}
+    missing = [name for name in own if name not in given] + [name for name in given if name not in own]
+    if missing:
+        raise ArtefactError(f"{path} is damaged: {missing[0]!r} is in the model or in the file, not in both.")
+    with torch.no_grad():
+        for name, value in own.items():
+            new = given[name]
+            if new.shape != value.shape:
+                raise ArtefactError(
+                    f"{path} is damaged: {name!r} has shape {tuple(new.shape)}, its plan says {tuple(value.shape)}."
+                )
+            value.data = new.to(value.device)  # the file's dtype is what was deployed
+    small.prunus_plan = plan  # type: ignore[assignment]
+    if graph.scattered:
+        small.prunus_plan = plan_of(graph, keep)  # type: ignore[assignment]
+    return small
+
+
+def _graph(plan: dict[str, Any], dense: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> tuple[Graph, Keep]:
+    """Rebuild what surgery needs, believing nothing: every size must be the size of what it speaks of."""
+    axes = {}
+    for name, terms in plan["axes"].items():
+        read = tuple(from_json(term) for term in terms)
+        if tuple(term.size for term in read) != tuple(dense[name].shape):
+            raise ArtefactError(f"The plan's axes of {name!r} do not have the sizes of that tensor.")
+        axes[name] = read
+    split = {module: from_json(term) for module, term in plan["split"].items()}
+    sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
+    sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
+    groups, kept = [], {}
+    for name, group in plan["groups"].items():
+        if sizes.get(name) != group["size"]:
+            raise ArtefactError(f"The plan's group {name!r} does not have the size of its axes.")
+        groups.append(Group(name, group["size"], "", (), (), ()))
+        kept[name] = group["kept"]
+    every = [*(t for terms in axes.values() for t in terms), *split.values()]
+    if any(leaf.group and sizes.get(leaf.group) != leaf.size for term in every for leaf in leaves(term)):
+        raise ArtefactError("The plan's axes disagree about the size of a group.")
+    for alias, target in plan["aliases"].items():
+        if target not in dense or not isinstance(alias, str):
+            raise ArtefactError(f"The plan shares the tensor {target!r}, which the model does not have.")
+    graph = Graph(
+        axes=axes,
+        groups=tuple(groups),
+        aliases=plan["aliases"],
+        selections=plan["selections"],
+        split=split,
+        scattered=plan["scattered"],
+    )
+    if graph.scattered:
+        kept = {g: _places(tensors, name, dense[name]).nonzero().flatten().tolist() for name, g in graph.scattered.items()}
+    return graph, Keep.of_indices(graph, kept)
+
+
+def _pack(mask: Tensor) -> Tensor:
+    """Booleans as bits, the first in the lowest."""
+    padded = torch.zeros((mask.numel() + 7) // 8 * 8, dtype=torch.uint8)
+    padded[: mask.numel()] = mask.to(torch.uint8)
+    return (padded.view(-1, 8) << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
+
+
+def _places(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
+    bits = tensors[f"{name}:places"]
+    if bits.dtype != torch.uint8 or bits.numel() != (dense.numel() + 7) // 8:
+        raise ArtefactError(f"The places of {name!r} do not have the size of that tensor.")
+    return ((bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8)) & 1).flatten()[: dense.numel()].bool()
+
+
+def _unpack(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
+    places, values = _places(tensors, name, dense), tensors[name]
+    if values.shape != (int(places.sum()),):
+        raise ArtefactError(f"The values of {name!r} are not as many as their places.")
+    full = torch.zeros(dense.numel(), dtype=values.dtype)
+    full[places] = values
+    return full.view(dense.shape)
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].contiguous()
+        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return digest.hexdigest()
