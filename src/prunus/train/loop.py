@@ -1,0 +1,432 @@
+"""The reference loop: forward, Lagrangian, backward, primal step, dual step, in this order.
+
+Prunus needs no trainer: `budget.pressure()` and `budget.step()` go into anybody's loop. This one is what the command line
+runs, on `accelerate` for devices, precision and processes.
+"""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunus.budget import Budget, Line
+from prunus.data import Batches, Dataset
+from prunus.errors import ArtefactError, ModelError, RunFailed
+from prunus.extrapolation import ExtrapolationFromThePast
+from prunus.files import writable_folder
+from prunus.front import gate, shrink
+from prunus.gated import Gated
+from prunus.landing import land
+from prunus.measure import evaluating
+from prunus.receipt import Receipt, versions
+from prunus.record import SCHEMA, Writer
+from prunus.surgery.artefact import save
+from prunus.train import checkpoint
+from prunus.train.average import Average
+from prunus.train.progress import Progress
+from prunus.train.settings import Settings
+from prunus.train.trend import warning
+
+LOG_LINES = 400
+EVALUATION_BATCH = 1024
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gives back."""
+
+    small: nn.Module
+    receipt: Receipt
+    out: Path
+
+
+def accuracy(network: nn.Module, x: Tensor, y: Tensor, batch: int = EVALUATION_BATCH) -> float:
+    """The fraction of examples classified right, in evaluation mode."""
+    right = torch.zeros((), dtype=torch.long, device=x.device)
+    with evaluating(network):
+        for start in range(0, len(x), batch):
+            right += (network(x[start : start + batch]).argmax(-1) == y[start : start + batch]).sum()
+    return right.item() / len(x)
+
+
+class Run:
+    """One training run: everything that changes while it trains, and that a checkpoint holds."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        data: Dataset,
+        lines: tuple[Line, ...],
+        settings: Settings,
+        out: Path,
+        *,
+        device: str | None = None,
+        names: tuple[str, str] = ("", ""),
+        progress: Progress | None = None,
+        gate_options: dict[str, Any] | None = None,
+    ) -> None:
+        self.settings, self.out, self.names = settings, out, names
+        self.progress = progress or Progress(quiet=True)
+        writable_folder(out)
+        AcceleratorState._reset_state()
+        self.accelerator = Accelerator(mixed_precision=settings.precision, cpu=device == "cpu")
+        self.device = torch.device(device) if device else self.accelerator.device
+        self.data = data.to(self.device)
+        self.inputs = _to(example_inputs, self.device)
+        torch.manual_seed(settings.seed)
+        model = model.to(self.device)
+        options = {"keep": settings.keep, "per_example": settings.per_example, **(gate_options or {})}
+        self.gated: Gated = gate(model, self.inputs, **options).to(self.device)
+        _check_outputs(self.gated, self.data)
+        self.batches = Batches(self.data.train_x, self.data.train_y, settings.batch_size, seed=settings.seed)
+        self.steps_per_epoch = -(-len(self.batches) // settings.accumulate)
+        steps = self.steps_per_epoch * settings.constrained_epochs
+        self.budget = Budget(
+            self.gated,
+            lines=lines,
+            dual_rate=settings.dual_rate_for(steps),
+            dual=settings.dual,
+            restarts=settings.restarts,
+            extrapolate=settings.extrapolate,
+        )
+        adam = torch.optim.Adam(
+            [
+                {"params": list(self.gated.weight_parameters()), "lr": settings.weight_lr, "which": "weight"},
+                {"params": list(self.gated.gate_parameters()), "lr": settings.gate_lr, "which": "gate"},
+            ]
+        )
+        self.optimizer = ExtrapolationFromThePast(adam) if settings.extrapolate else adam
+        self.base_rates = {"weight": settings.weight_lr, "gate": settings.gate_lr}
+        trained = [*self.gated.weight_parameters(), *self.gated.gate_parameters()]
+        self.average = Average(trained, settings.ema) if settings.ema is not None else None
+        self.epoch = 0
+        self.step = 0
+        self.seconds = 0.0
+        self.history: list[list[float]] = []
+        self.warned: list[str] = []
+        self.log_every = settings.log_every or max(1, self.steps_per_epoch * settings.epochs // LOG_LINES)
+
+    # ---- training --------------------------------------------------------------------------------------------------
+
+    def train(self, log: Writer) -> None:
+        """Train to the end, from wherever the run stands."""
+        network, optimizer = self.accelerator.prepare(self.gated, self.optimizer)
+        settings = self.settings
+        while self.epoch < settings.epochs:
+            began = time.perf_counter()
+            if self.epoch == settings.constrained_epochs and not self.gated.fixed:
+                self._land(log)
+            loss = self._one_epoch(network, optimizer, log)
+            self.epoch += 1
+            value = self._metric()
+            self.seconds += time.perf_counter() - began
+            self._close_epoch(log, loss, value)
+            self.save_checkpoint(log)
+        if not self.gated.fixed:
+            self._land(log)
+
+    def _one_epoch(self, network: nn.Module, optimizer: Any, log: Writer) -> float:
+        """One pass over the data; gives the mean loss."""
+        settings, budget, gated = self.settings, self.budget, self.gated
+        gated.train()
+        total = torch.zeros((), device=self.device)
+        seen = 0
+        shares = self.accelerator.num_processes
+        batches = len(self.batches)
+        for k, (x, y) in enumerate(self.batches):
+            if shares > 1:
+                x, y = x[self.accelerator.process_index :: shares], y[self.accelerator.process_index :: shares]
+            last = (k + 1) % settings.accumulate == 0 or k + 1 == batches
+            for group in optimizer.param_groups:
+                at = self.epoch + k / batches
+                group["lr"] = self.base_rates[group["which"]] * settings.scale(group["which"], at)
+            with nullcontext() if last or shares == 1 else self.accelerator.no_sync(network):
+                loss = F.cross_entropy(network(x), y)
+                lagrangian = loss + budget.pressure()
+                if settings.weight_decay:
+                    lagrangian = lagrangian + settings.weight_decay / 2 * gated.expected_l2(detach=True)
+                self.accelerator.backward(lagrangian / settings.accumulate)
+            total += loss.detach()
+            seen += 1
+            if not last:
+                continue
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            budget.step()
+            if settings.extrapolate and not gated.fixed:
+                with self.optimizer.settled():  # type: ignore[union-attr]
+                    gated.gates.clamp_(gated.log_alpha)
+            if self.average is not None:
+                self.average.update()
+            self.step += 1
+            if self.step % self.log_every == 0:
+                self._log_step(log, total / seen)
+        mean = float(total) / max(1, seen)
+        self._finite(mean)
+        return mean
+
+    def _finite(self, loss: float) -> None:
+        if loss != loss or loss in (float("inf"), float("-inf")):
+            kept = f"The checkpoint of epoch {self.epoch} is kept." if self.epoch else "No epoch was finished."
+            raise RunFailed(
+                f"The loss became {loss} in epoch {self.epoch + 1}, at or before step {self.step}: training diverged. "
+                f"{kept} Lower the learning rates (now {self.settings.weight_lr:g} for the weights and "
+                f"{self.settings.gate_lr:g} for the gates)."
+            )
+
+    def _log_step(self, log: Writer, mean: Tensor) -> None:
+        loss = float(mean)
+        self._finite(loss)
+        readings = self.budget.readings()
+        epoch = self.step / self.steps_per_epoch
+        if self.accelerator.is_main_process:
+            log.write(
+                "step", step=self.step, epoch=epoch, loss=loss, expected=self.gated.expected(), budgets=_lines(readings)
+            )
+        self.progress.step(epoch, loss, readings)
+
+    def _land(self, log: Writer) -> None:
+        """Close what training left above the budget, and fix the gates for the polish."""
+        if self.average is not None:
+            self.average.take()
+        done = land(self.gated, self.budget)
+        self.gated.fix(noise=self.settings.polish_noise)
+        if self.average is not None:
+            self.average.restart()
+        log.write("landing", epoch=self.epoch, **done.as_dict())
+        if done.advice:
+            self._warn(log, done.advice)
+
+    def _warn(self, log: Writer, message: str) -> None:
+        log.write("warning", message=message)
+        self.progress.warn(message)
+
+    def _metric(self) -> float:
+        with self.average.in_place() if self.average is not None else self._settled():
+            return accuracy(self.gated, self.data.test_x, self.data.test_y)
+
+    def _settled(self) -> Any:
+        return self.optimizer.settled() if self.settings.extrapolate and self.step else nullcontext()
+
+    def _close_epoch(self, log: Writer, loss: float, value: float) -> None:
+        readings = self.budget.readings()
+        keep = self.gated.keep()
+        opened = torch.histc(self.gated.p_active().detach().float().cpu(), bins=20, min=0, max=1)
+        log.write(
+            "epoch",
+            epoch=self.epoch,
+            step=self.step,
+            phase="polish" if self.gated.fixed else "train",
+            loss=loss,
+            metric={"name": "accuracy", "value": value},
+            seconds=self.seconds,
+            expected=self.gated.expected(),
+            deployed=self.gated.deployed(),
+            budgets=_lines(readings),
+            kept={name: int(mask.sum()) for name, mask in keep.units.items()},
+            open=[int(count) for count in opened.tolist()],
+        )
+        self.progress.epoch(self.epoch, loss, value, readings)
+        if not self.gated.fixed:
+            self.history.append([reading["deployed"] / reading["limit"] for reading in readings])
+            for k, line in enumerate(self.budget.lines):
+                past = [row[k] for row in self.history]
+                message = warning(line.name, str(line.limit), past, self.settings.constrained_epochs)
+                if message and line.name not in self.warned:
+                    self.warned.append(line.name)
+                    self._warn(log, message)
+
+    # ---- checkpoints -----------------------------------------------------------------------------------------------
+
+    @property
+    def checkpoint_folder(self) -> Path:
+        """Where the checkpoint lies."""
+        return self.out / "checkpoint"
+
+    def save_checkpoint(self, log: Writer) -> None:
+        """Write everything that this run needs to go on exactly."""
+        if not self.accelerator.is_main_process:
+            return
+        tensors = checkpoint.module_tensors("gated", self.gated)
+        tensors |= checkpoint.optimizer_tensors("optimizer", self.optimizer)
+        tensors |= {f"budget.{key}": value for key, value in self.budget.state_dict().items()}
+        tensors |= {f"batches.{key}": value for key, value in self.batches.state_dict().items()}
+        tensors |= checkpoint.random_state(self.device)
+        if self.average is not None:
+            tensors |= {f"average.{k}": value for k, value in enumerate(self.average.values)}
+        facts = {
+            "settings": self.settings.as_dict(),
+            "names": list(self.names),
+            "budgets": [str(line) for line in self.budget.lines],
+            "epoch": self.epoch,
+            "step": self.step,
+            "seconds": self.seconds,
+            "history": self.history,
+            "warned": self.warned,
+            "fixed": self.gated.fixed,
+            "landing": self.gated.landing,
+            "average_steps": self.average.steps if self.average is not None else 0,
+            "log_bytes": log.tell(),
+        }
+        checkpoint.write(self.checkpoint_folder, tensors, facts)
+
+    def restore(self) -> int:
+        """Go on from the checkpoint; gives the length of the log at that time.
+
+        Raises:
+            ArtefactError: it is damaged, another model's, or was made with other settings.
+        """
+        tensors, facts = checkpoint.read(self.checkpoint_folder)
+        where = str(self.checkpoint_folder)
+        lines = [str(line) for line in self.budget.lines]
+        if facts["budgets"] != lines:
+            raise ArtefactError(
+                f"The checkpoint {where} was made for {', '.join(facts['budgets'])}, not for {', '.join(lines)}."
+            )
+        mine = self.settings.as_dict()
+        other = [name for name, value in mine.items() if facts["settings"].get(name, value) != value]
+        if other:
+            raise ArtefactError(
+                f"The checkpoint {where} was made with {other[0]}={facts['settings'][other[0]]}, not {mine[other[0]]}; "
+                "resume with the same settings, or start anew without --resume."
+            )
+        checkpoint.restore_module("gated", self.gated, tensors, where)
+        self.gated.landing = facts["landing"]
+        if facts["fixed"]:
+            self.gated.fix(noise=self.settings.polish_noise)
+        checkpoint.restore_optimizer("optimizer", self.optimizer, tensors)
+        self.budget.load_state_dict(_under("budget.", tensors))
+        self.batches.load_state_dict(_under("batches.", tensors))
+        if self.average is not None:
+            for k, value in enumerate(self.average.values):
+                value.copy_(tensors[f"average.{k}"])
+            self.average.steps = facts["average_steps"]
+        self.epoch, self.step, self.seconds = facts["epoch"], facts["step"], facts["seconds"]
+        self.history, self.warned = facts["history"], facts["warned"]
+        checkpoint.restore_random(tensors, self.device)
+        return int(facts["log_bytes"])
+
+
+def fit(run: Run, *, resume: bool = False, dense: float | None = None) -> Result:
+    """Train a run to its budget, land, polish, shrink, and write the artefact and the receipt.
+
+    Args:
+        run: a fresh run.
+        resume: go on from the checkpoint in its folder.
+        dense: the dense model's metric, if it was measured.
+    """
+    keep_bytes = run.restore() if resume else None
+    settings, gated = run.settings, run.gated
+    with Writer(run.out / "log.jsonl", keep_bytes) as log, run.progress.running(settings, run.budget):
+        if not resume:
+            log.write("start", **_start(run))
+        run.train(log)
+        run.progress.say("shrinking")
+        small, receipt = shrink(
+            gated,
+            run.inputs,
+            evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
+            metric={"name": "accuracy", "dense": dense},
+            run={
+                "seed": settings.seed,
+                "seconds": round(run.seconds, 3),
+                "device": _device_name(run.device),
+                "epochs": settings.epochs,
+                "method": settings.method,
+            },
+        )
+        if not all(budget["met"] for budget in receipt["budgets"]):
+            raise RunFailed("The run ended above its budget, which the landing should make impossible: please report it.")
+        save(small, run.out / "small.safetensors")
+        receipt.save(run.out / "receipt.json")
+        log.write("end", seconds=run.seconds, receipt=dict(receipt))
+    return Result(small, receipt, run.out)
+
+
+def fit_dense(
+    model: nn.Module, data: Dataset, settings: Settings, device: torch.device, progress: Progress | None = None
+) -> float:
+    """Train the dense model by the same recipe without gates; gives its test accuracy, to compare with."""
+    data = data.to(device)
+    torch.manual_seed(settings.seed)
+    model = model.to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.weight_lr, weight_decay=0.0)
+    batches = Batches(data.train_x, data.train_y, settings.batch_size, seed=settings.seed)
+    average = Average(model.parameters(), settings.ema) if settings.ema is not None else None
+    model.train()
+    tick: Callable[[float], None] = progress.baseline(settings.epochs) if progress else lambda epoch: None
+    for epoch in range(settings.epochs):
+        for k, (x, y) in enumerate(batches):
+            optimizer.param_groups[0]["lr"] = settings.weight_lr * settings.scale("weight", epoch + k / len(batches))
+            loss = F.cross_entropy(model(x), y)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            if average is not None:
+                average.update()
+        tick(epoch + 1)
+    if average is not None:
+        average.take()
+    return accuracy(model, data.test_x, data.test_y)
+
+
+def _start(run: Run) -> dict[str, Any]:
+    settings = run.settings
+    return {
+        "schema": SCHEMA,
+        "model": run.names[0],
+        "data": run.names[1],
+        "seed": settings.seed,
+        "device": _device_name(run.device),
+        "epochs": settings.epochs,
+        "steps_per_epoch": run.steps_per_epoch,
+        "method": settings.method,
+        "settings": {**settings.as_dict(), "dual_rate": run.budget.dual_rate},
+        "versions": versions(),
+        "dense": run.gated.cost.dense(),
+        "budgets": [{k: reading[k] for k in ("what", "where", "limit", "dense")} for reading in run.budget.readings()],
+        "groups": [{"name": g.name, "size": g.size, "unit": g.unit} for g in run.gated.graph.groups],
+    }
+
+
+def _lines(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: reading[key] for key in ("expected", "deployed", "paper", "multiplier")} for reading in readings]
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    return torch.utils._pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, value)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _check_outputs(gated: Gated, data: Dataset) -> None:
+    """The model must take the data and tell at least its classes apart."""
+    with evaluating(gated):
+        try:
+            result = gated(data.train_x[:2])
+        except Exception as error:
+            first = (str(error).splitlines() or [""])[0][:160]
+            raise ModelError(
+                f"The model cannot take inputs of shape {tuple(data.train_x.shape[1:])} from the data {data.name} "
+                f"({type(error).__name__}: {first})."
+            ) from error
+    if not isinstance(result, Tensor) or result.dim() != 2:
+        shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+        raise ModelError(f"The model returns {shape}; the reference loop needs one row of class scores an example.")
+    if result.shape[1] < data.classes:
+        raise ModelError(f"The model tells {result.shape[1]} classes apart, the data {data.name} has {data.classes}.")

@@ -1,0 +1,109 @@
+"""The settings of a run, and the rates they lead to."""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from prunus.errors import PrunusError
+
+METHODS = ("l0",)
+SCHEDULES = ("constant", "cosine")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run trains.
+
+    Args:
+        epochs: all epochs, the polish included.
+        batch_size: examples a step (and process).
+        seed: of initial weights, gates, order and noise.
+        method: constrained L0.
+        weight_lr, gate_lr: Adam's rates of the weights and of log alpha.
+        weight_schedule: "cosine" lets the weights' rate fall to zero over the last half, "constant" keeps it.
+        gate_schedule: the same for the gates; a falling rate can freeze them before the budget is met.
+        weight_decay: coefficient of the expected L2 norm under the gates (001 eq. 17), probabilities detached.
+        dual_rate: step size of the multipliers; None takes 20 / steps of the constrained phase.
+        dual: what the multipliers watch: the "deployed" or the "expected" cost.
+        restarts: dual restarts.
+        extrapolate: extrapolation from the past, primal and dual.
+        keep: initial keep probability.
+        per_example: one gate sample for every example.
+        ema: decay of the parameters' exponential average, used for the metric and the result; None: no average.
+        polish: share of the epochs that trains on after the landing with the gates fixed.
+        polish_noise: keep the open gates' noise while polishing.
+        accumulate: mini-batches a step.
+        precision: "no" (float32) or "bf16".
+        log_every: steps between two lines of the log; None takes about 400 lines a run.
+    """
+
+    epochs: int = 20
+    batch_size: int = 128
+    seed: int = 0
+    method: str = "l0"
+    weight_lr: float = 1e-3
+    gate_lr: float = 1e-2
+    weight_schedule: str = "cosine"
+    gate_schedule: str = "constant"
+    weight_decay: float = 0.0
+    dual_rate: float | None = None
+    dual: str = "deployed"
+    restarts: bool = True
+    extrapolate: bool = False
+    keep: float = 0.9
+    per_example: bool = False
+    ema: float | None = None
+    polish: float = 0.3
+    polish_noise: bool = False
+    accumulate: int = 1
+    precision: str = "no"
+    log_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "accumulate"):
+            _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be 1 or more")
+        for name in ("weight_lr", "gate_lr"):
+            value = getattr(self, name)
+            _require(0 < value < math.inf, f"{name} is {value}; it must be above zero")
+        _require(self.dual_rate is None or 0 < self.dual_rate < math.inf, "dual_rate must be above zero")
+        _require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; it must not be negative")
+        _require(0 < self.keep < 1, f"keep is {self.keep}; a keep probability lies between 0 and 1")
+        _require(0 <= self.polish < 1, f"polish is {self.polish}; it is a share of the epochs, from 0 to below 1")
+        _require(self.ema is None or 0 < self.ema < 1, f"ema is {self.ema}; a decay lies between 0 and 1")
+        _require(self.method in METHODS, f"the method {self.method!r} is not known; there is: {', '.join(METHODS)}")
+        for name in ("weight_schedule", "gate_schedule"):
+            value = getattr(self, name)
+            _require(value in SCHEDULES, f"{name} is {value!r}; there are: {', '.join(SCHEDULES)}")
+        _require(self.precision in ("no", "bf16"), f"precision is {self.precision!r}; there are: no, bf16")
+        _require(self.log_every is None or self.log_every >= 1, "log_every must be 1 or more")
+
+    @property
+    def polish_epochs(self) -> int:
+        """Epochs after the landing: never all of them."""
+        return min(self.epochs - 1, round(self.polish * self.epochs))
+
+    @property
+    def constrained_epochs(self) -> int:
+        """Epochs under the budget's pressure."""
+        return self.epochs - self.polish_epochs
+
+    def dual_rate_for(self, steps: int) -> float:
+        """The multipliers' rate for a constrained phase of so many steps."""
+        return self.dual_rate if self.dual_rate is not None else 20.0 / max(1, steps)
+
+    def scale(self, which: str, epoch: float) -> float:
+        """The factor on a rate ("weight" or "gate") at a point of the run, in epochs."""
+        schedule = self.weight_schedule if which == "weight" else self.gate_schedule
+        if schedule == "constant":
+            return 1.0
+        progress = epoch / self.epochs
+        return 1.0 if progress < 0.5 else 0.5 * (1 + math.cos(math.pi * min(1.0, 2 * progress - 1)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For the record and the checkpoint."""
+        return asdict(self)
+
+
+def _require(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise PrunusError(sentence[0].upper() + sentence[1:] + ".")
