@@ -314,6 +314,8 @@ class Keep:
             if name not in sizes:
                 raise ArtefactError(f"The plan names the group {name!r}, which it does not describe.")
             mask = torch.zeros(sizes[name], dtype=torch.bool)
+            if not isinstance(indices, list | tuple) or not indices:
+                raise ArtefactError(f"The plan must list the units of {name!r} that stay, one at least.")
             if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < sizes[name] for i in indices):
                 raise ArtefactError(f"The plan keeps units of {name!r} outside 0..{sizes[name] - 1}.")
             mask[indices] = True
@@ -340,7 +342,10 @@ class Keep:
             for both, owner in places:
                 open_ = spread(both, units).bool()
                 read[owner[open_ & (owner >= 0)]] = True
-            units[name] = units[name] & read
+            read &= units[name]
+            if not read.any():  # its readers live on other features; one unit stays, unread, for a layer cannot be empty
+                read[units[name].nonzero()[0]] = True
+            units[name] = read
         return Keep(self.graph, units)
 
     def __eq__(self, other: object) -> bool:
@@ -372,11 +377,12 @@ def from_json(value: Any, depth: int = 0) -> Term:
     kind, parts = value[0], value[1:]
     if kind == "leaf" and len(parts) == 2:
         group, size = parts
-        if isinstance(size, int) and 0 < size < 2**40 and (group is None or isinstance(group, str)):
+        whole = isinstance(size, int) and not isinstance(size, bool)
+        if whole and 0 < size < 2**40 and (group is None or isinstance(group, str)):
             return Leaf(group, size)
     elif kind == "both" and len(parts) == 2:
         base, fine = from_json(parts[0], depth + 1), from_json(parts[1], depth + 1)
-        if isinstance(fine, Leaf) and base.size == fine.size:
+        if isinstance(fine, Leaf) and fine.group is not None and base.size == fine.size:
             return Both(base, fine)
     elif kind == "prod" and parts:
         return Prod(tuple(from_json(part, depth + 1) for part in parts))

@@ -6,6 +6,7 @@ those weights multiplied (`torch.func.functional_call`): the user's state-dict k
 gate is zero is ignored exactly, whatever stands between its producer and its readers.
 """
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -131,7 +132,7 @@ class Gated(nn.Module):
                 self.register_buffer(f"_owner{number}_{k}", owner, persistent=False)
                 entry.append((at, at + both.size, f"_owner{number}_{k}"))
             self._drops.append((start, start + self.graph.sizes[name], entry))
-        self._whole = self.cost.whole
+        self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
 """Measured facts about any module: what it stores, what it multiplies, how long it takes. Nothing here is estimated."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from statistics import median, quantiles
 from typing import Any
 
@@ -50,8 +49,13 @@ def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
 
     Matrix products and convolutions count; additions of biases and elementwise operations do not.
     """
-    with evaluating(model), FlopCounterMode(display=False) as counter:
-        model(*args, **(kwargs or {}))
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation that the counter does not know
+    try:
+        with evaluating(model), FlopCounterMode(display=False) as counter:
+            model(*args, **(kwargs or {}))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
     return counter.get_total_flops() // 2 // batch_size(args, kwargs)
 
 

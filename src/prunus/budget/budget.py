@@ -82,6 +82,7 @@ class Budget:
         ]
         self.limits = torch.tensor(limits, dtype=torch.float64)
         self._check_reach()
+        self.now = self.limits.clone()
         self.multiplier = BudgetMultiplier(len(self.lines), restarts, gated.log_alpha.device)
         self.constraint = Constraint(
             constraint_type=ConstraintType.INEQUALITY,
@@ -122,10 +123,20 @@ class Budget:
                 )
 
     def _move(self, device: torch.device) -> None:
-        self.limits = self.limits.to(device)
+        self.limits, self.now = self.limits.to(device), self.now.to(device)
         self._rows.to(device)
         self._paper.to(device)
         self.multiplier.to(device)
+
+    def tighten(self, progress: float) -> None:
+        """Let the limits fall geometrically from the dense cost (progress 0) to what was asked for (progress 1).
+
+        Gates close by what they are worth only while the loss can still answer; a limit that is far below the present
+        cost drives the multipliers up until everything closes at once.
+        """
+        share = min(1.0, max(0.0, progress))
+        dense = torch.tensor(self.dense, dtype=torch.float64, device=self.limits.device)
+        self.now.copy_(self.limits.clamp(max=dense) ** share * dense ** (1 - share) if share < 1 else self.limits)
 
     # ---- in a training loop ----------------------------------------------------------------------------------------
 
@@ -135,7 +146,7 @@ class Budget:
         if self.limits.device != gated.log_alpha.device:
             self._move(gated.log_alpha.device)
         both = torch.stack([gated.p_active().double(), gated.open_units()])
-        expected, deployed = (self._rows(both) / self.limits - 1).float().unbind(0)
+        expected, deployed = (self._rows(both) / self.now - 1).float().unbind(0)
         self._strict = (deployed if self.dual == "deployed" else expected).detach()
         self.multiplier.last = self._strict
         return ConstraintState(violation=expected, strict_violation=self._strict)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunus.graph.trace import Node, Ref, Traced
-from prunus.graph.unify import Reason, Var, find, freeze, product, split_product, unify
+from prunus.graph.unify import Reason, Var, atoms, find, freeze, product, split_product, unify
 
 Dims = list[Var]
 
@@ -46,6 +46,7 @@ class Analysis:
     usages: list[Usage] = field(default_factory=list)
     split: dict[str, Var] = field(default_factory=dict)  # module of a grouped convolution -> the axis of its groups
     uses: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # tensor -> (role, node name)
+    fixed_macs: int = 0  # multiply-accumulates of operations that no group touches
 
     def of(self, ref: Any) -> Dims:
         """The axes of a node's (first) result."""
@@ -82,6 +83,13 @@ class Analysis:
             for dims in self.dims.get(ref.name, []):
                 for var in dims:
                     freeze(var, self.reason(node))
+
+    def freeze_pixels(self, node: Node, data: Dims, kernel: Dims = ()) -> None:  # type: ignore[assignment]
+        """Freeze what a window slides over: news only where it is no image's or sequence's extent, but units."""
+        for var in data:
+            freeze(var, self.reason(node, silent=all(atom.reasons for atom in atoms(var))))
+        for var in kernel:
+            freeze(var, self.reason(node, silent=True))
 
     def broadcast(self, node: Node, refs: list[Ref]) -> Dims:
         """Bring operands together as broadcasting does: aligned at the right, where one position goes with all."""

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -126,8 +127,9 @@ def _contracted(whole: Var, part: Var, names: Mapping[int, tuple[str, str]]) -> 
     return _resolve(whole, {key: value for key, value in names.items() if key in inside})
 
 
-def _frozen_axes(traced: Traced, state: Analysis) -> tuple[Frozen, ...]:
+def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> tuple[Frozen, ...]:
     """The axes of weights that cannot shrink, and the first reason that has something to say."""
+    read = {id(atom) for c in state.contractions for atom in atoms(c.axis)}
     found: dict[Frozen, None] = {}
     seen: set[int] = set()
     for tensor, stored in traced.tensors.items():
@@ -136,6 +138,8 @@ def _frozen_axes(traced: Traced, state: Analysis) -> tuple[Frozen, ...]:
         for dim, var in enumerate(state.tensors[tensor]):
             for atom in atoms(var):
                 loud = [reason for reason in atom.reasons if not reason.silent]
+                if not atom.reasons and id(atom) not in names:
+                    loud = [Reason("no layer's own weight makes it" if id(atom) in read else "no layer reads it", "")]
                 if id(atom) not in seen and loud and atom.size > 1:
                     module = loud[0].module or _owner(tensor)
                     found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module)] = None
@@ -174,10 +178,11 @@ def _build(traced: Traced, state: Analysis, fine: bool) -> Graph:
     return Graph(
         axes=axes,
         groups=tuple(sorted([*groups, *extra], key=lambda group: order[group.name])),
-        frozen=tuple(f for f in _frozen_axes(traced, state) if f.axis not in selected),
+        frozen=tuple(f for f in _frozen_axes(traced, state, names) if f.axis not in selected),
         works=_works(traced, state, names),
         tensors=traced.tensors,
         aliases=traced.aliases,
+        fixed_macs=state.fixed_macs // traced.batch,
         selections=selections,
         split={module: _resolve(var, names) for module, var in state.split.items()},
     )
@@ -274,16 +279,12 @@ def _weights_graph(traced: Traced, state: Analysis) -> Graph:
     """One gate a weight, on every weight that a linear layer or a convolution multiplies with."""
     scattered: dict[str, str] = {}
     groups = []
-    for c in state.contractions:
-        roles = {role for role, _ in state.uses[c.tensor]}
-        if c.tensor in scattered or len(roles) > 1:
+    for usage in state.usages:  # depthwise convolutions too, which contract nothing
+        name = usage.weight
+        if not name or name in scattered or len({role for role, _ in state.uses[name]}) > 1:
             continue
-        name = c.tensor
-        scattered[c.tensor] = name
-        stored = traced.tensors[c.tensor]
-        size = 1
-        for n in stored.shape:
-            size *= n
+        scattered[name] = name
+        size = prod(traced.tensors[name].shape)
         groups.append(Group(name, size, "weight", (), (), ()))
     axes = {name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()}
     return Graph(
@@ -292,6 +293,7 @@ def _weights_graph(traced: Traced, state: Analysis) -> Graph:
         works=_works(traced, state, {}),
         tensors=traced.tensors,
         aliases=traced.aliases,
+        fixed_macs=state.fixed_macs // traced.batch,
         scattered=scattered,
     )
 

@@ -4,13 +4,14 @@ An operation without a rule freezes every axis it touches and is reported by nam
 own operations as `torch.export` prints them, so a user's custom operation never matches one by accident.
 """
 
+from math import prod
 from typing import Any
 
 import torch
 
 from prunus.graph.analysis import Analysis, Dims, Rule, references
 from prunus.graph.trace import Node, Ref
-from prunus.graph.unify import Reason, Var, concatenation, find, freeze, product, unify
+from prunus.graph.unify import Var, atoms, concatenation, find, freeze, product, unify
 
 RULES: dict[str, Rule] = {}
 
@@ -41,9 +42,21 @@ def apply(a: Analysis, node: Node) -> list[Dims]:
     if found is None and node.pointwise and node.op.startswith("aten."):
         found = pointwise  # PyTorch itself declares these elementwise
     if found is None:
-        a.freeze_arguments(node)
-        return a.fresh(node, a.reason(node))
+        return unknown(a, node)
     return found(a, node)
+
+
+def unknown(a: Analysis, node: Node) -> list[Dims]:
+    """No rule fits: freeze everything that the operation touches; what it multiplies is a fixed cost."""
+    a.freeze_arguments(node)
+    a.fixed_macs += node.macs
+    return a.fresh(node, a.reason(node))
+
+
+@rule("_assert_tensor_metadata")
+def nothing(a: Analysis, node: Node) -> list[Dims]:
+    """A check of dtype that exporting leaves behind conversions: it reads no values."""
+    return a.fresh(node)
 
 
 @rule("clone", "contiguous", "detach", "alias", "to", "_to_copy", "lift_fresh_copy", "type_as")
@@ -60,8 +73,7 @@ def pointwise(a: Analysis, node: Node) -> list[Dims]:
     refs = references(node)
     shapes = [tuple(find(var).size for var in a.of(ref)) for ref in refs]
     if len(node.shapes) != 1 or torch.broadcast_shapes(*shapes) != node.shapes[0]:
-        a.freeze_arguments(node)
-        return a.fresh(node, a.reason(node))
+        return unknown(a, node)
     return [a.broadcast(node, refs)]
 
 
@@ -79,8 +91,7 @@ def linear(a: Analysis, node: Node) -> list[Dims]:
     """y = x W^T + b: W's first dimension makes units, its second reads them."""
     x, weight = a.of(node.args[0]), a.of(node.args[1])
     if len(weight) != 2:
-        a.freeze_arguments(node)
-        return a.fresh(node, a.reason(node))
+        return unknown(a, node)
     unify(x[-1], weight[1], a.reason(node))
     a.contract(node, node.args[1], 1, weight[1])
     a.produce(node.args[1], 0, "neuron")
@@ -98,8 +109,7 @@ def conv(a: Analysis, node: Node) -> list[Dims]:
     groups = argument(node, 6, "groups", 1)
     rank = len(weight) - 2
     if len(x) != rank + 2:  # an unbatched input
-        a.freeze_arguments(node)
-        return a.fresh(node, a.reason(node))
+        return unknown(a, node)
     outer, made = Var(groups), Var(find(weight[0]).size // groups)
     unify(weight[0], product([outer, made]), a.reason(node))
     unify(x[1], product([outer, weight[1]]), a.reason(node))
@@ -107,8 +117,7 @@ def conv(a: Analysis, node: Node) -> list[Dims]:
         a.contract(node, node.args[1], 1, weight[1])
     a.split_by(node.args[1], outer)
     a.produce(node.args[1], 0, "map")
-    for var in (*x[2:], *weight[2:]):
-        freeze(var, a.reason(node, silent=True))
+    a.freeze_pixels(node, x[2:], weight[2:])
     if argument(node, 2, "bias") is not None:
         unify(weight[0], a.of(argument(node, 2, "bias"))[0], a.reason(node))
     spatial = [a.frozen(size, node) for size in (node.shapes[0] or ())[2:]]
@@ -122,8 +131,7 @@ def conv_transpose(a: Analysis, node: Node) -> list[Dims]:
     x, weight = a.of(node.args[0]), a.of(node.args[1])
     groups = argument(node, 6, "groups", 1)
     if len(x) != len(weight):
-        a.freeze_arguments(node)
-        return a.fresh(node, a.reason(node))
+        return unknown(a, node)
     outer, read = Var(groups), Var(find(weight[0]).size // groups)
     unify(weight[0], product([outer, read]), a.reason(node))
     unify(x[1], weight[0], a.reason(node))
@@ -132,8 +140,7 @@ def conv_transpose(a: Analysis, node: Node) -> list[Dims]:
         a.contract(node, node.args[1], 0, read, around=weight[0])
     a.split_by(node.args[1], outer)
     a.produce(node.args[1], 1, "map")
-    for var in (*x[2:], *weight[2:]):
-        freeze(var, a.reason(node, silent=True))
+    a.freeze_pixels(node, x[2:], weight[2:])
     if argument(node, 2, "bias") is not None:
         unify(channels, a.of(argument(node, 2, "bias"))[0], a.reason(node))
     spatial = [a.frozen(size, node) for size in (node.shapes[0] or ())[2:]]
@@ -153,13 +160,12 @@ def batch_norm(a: Analysis, node: Node) -> list[Dims]:
 
 @rule("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d")
 @rule("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool1d")
-@rule("adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices", "lp_pool2d")
+@rule("adaptive_max_pool2d", "adaptive_max_pool3d", "max_pool2d_with_indices")
 def pool(a: Analysis, node: Node) -> list[Dims]:
     """Every map by itself; the pixels are regrouped and frozen."""
     x = a.of(node.args[0])
     spatial = next(d for d in (1, 2, 3) if f"{d}d" in node.base)
-    for var in x[-spatial:]:
-        freeze(var, a.reason(node, silent=True))
+    a.freeze_pixels(node, x[-spatial:])
     head = x[:-spatial]
     return [[*head, *(a.frozen(size, node) for size in (shape or ())[len(head) :])] for shape in node.shapes]
 
@@ -167,7 +173,10 @@ def pool(a: Analysis, node: Node) -> list[Dims]:
 @rule("flatten", "view", "reshape", "_unsafe_view", "unflatten")
 def regroup(a: Analysis, node: Node) -> list[Dims]:
     """Row-major regrouping: 50 maps of 4 x 4 pixels become 50 x 16 features."""
-    return [a.reshape(node, a.of(node.args[0]), node.shapes[0] or ())]
+    x, shape = a.of(node.args[0]), node.shapes[0] or ()
+    if prod(find(var).size for var in x) != prod(shape):  # a view as another dtype
+        return unknown(a, node)
+    return [a.reshape(node, x, shape)]
 
 
 @rule("squeeze", "unsqueeze")
@@ -195,6 +204,8 @@ def permute(a: Analysis, node: Node) -> list[Dims]:
 def cat(a: Analysis, node: Node) -> list[Dims]:
     """Segments one behind the other along one dimension; the others are the same."""
     parts = [a.of(ref) for ref in node.args[0]]
+    if len({len(part) for part in parts}) != 1:  # PyTorch lets an empty tensor join any others
+        return unknown(a, node)
     dim = argument(node, 1, "dim", 0) % len(parts[0])
     result = list(parts[0])
     for part in parts[1:]:
@@ -222,8 +233,11 @@ def reduce(a: Analysis, node: Node) -> list[Dims]:
         if isinstance(over, Ref):
             return pointwise(a, node)
         over = None
-    dims = list(range(len(x))) if over in (None, ()) else [over] if isinstance(over, int) else list(over)
-    gone = {k % len(x) for k in dims}
+    if over is None or over == () or isinstance(over, bool):  # var(x, unbiased) takes no dimension
+        dims = list(range(len(x)))
+    else:
+        dims = [over] if isinstance(over, int) else list(over)
+    gone = {k % len(x) for k in dims} if x else set()
     for k in gone:
         freeze(x[k], a.reason(node, silent=_spatial(x[k])))
     keepdim = len(node.shapes[0] or ()) == len(x)
@@ -233,5 +247,4 @@ def reduce(a: Analysis, node: Node) -> list[Dims]:
 
 def _spatial(var: Var) -> bool:
     """Pixels are frozen already and need no second report."""
-    reasons: list[Reason] = find(var).reasons
-    return bool(reasons) and all(r.silent for r in reasons)
+    return all(atom.reasons and all(r.silent for r in atom.reasons) for atom in atoms(var))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
+from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.axes import Stored
 from prunus.errors import ModelError
@@ -38,6 +39,7 @@ class Node:
     shapes: tuple[tuple[int, ...] | None, ...]
     module: str
     pointwise: bool = False
+    macs: int = 0  # what PyTorch counts for it
 
     @property
     def base(self) -> str:
@@ -97,6 +99,19 @@ def _module_path(node: torch.fx.Node) -> str:
     stack = node.meta.get("nn_module_stack") or {}
     path = next(reversed(stack.values()))[0] if stack else ""
     return str(path).removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def _macs(node: torch.fx.Node) -> int:
+    """Multiply-accumulates of one operation, counted by PyTorch on tensors without storage."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return 0
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            node.target(*args, **kwargs)
+    except Exception:  # an operation that only runs on real tensors: PyTorch cannot count it
+        return 0
+    return counter.get_total_flops() // 2
 
 
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
@@ -171,6 +186,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | N
                     shapes=_shapes(node.meta.get("val")),
                     module=_module_path(node),
                     pointwise=torch.Tag.pointwise in tags,
+                    macs=0 if torch.Tag.pointwise in tags else _macs(node),
                 )
             )
     first = next((t for t in torch.utils._pytree.tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None)

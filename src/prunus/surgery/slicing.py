@@ -72,6 +72,17 @@ def _put(model: nn.Module, name: str, value: Tensor) -> None:
         module._buffers[leaf] = value
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """Copy a model with everything in it."""
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        raise ModelError(
+            f"The model {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); surgery works on a "
+            "copy, so every attribute of it must be copyable."
+        ) from error
+
+
 def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
     """Copy a model with only the kept units in it.
 
@@ -83,13 +94,7 @@ def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str
 
     Tied weights stay tied; dtype, device, training mode and hooks stay as they are.
     """
-    try:
-        small = copy.deepcopy(model)
-    except Exception as error:
-        raise ModelError(
-            f"The model {type(model).__name__} cannot be copied ({type(error).__name__}: {error}); surgery works on a "
-            "copy, so every attribute of it must be copyable."
-        ) from error
+    small = copied(model)
     indices = kept_indices(graph, keep)
     tensors = dict(small.named_parameters()) | dict(small.named_buffers())
     with torch.no_grad():

@@ -11,10 +11,10 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.axes import Frozen, Graph, Keep
-from prunus.errors import InexactSurgery, PrunusError
+from prunus.errors import InexactSurgery, ModelError, PrunusError
 from prunus.graph import drop
 from prunus.measure import evaluating
-from prunus.surgery.slicing import mask_consumers, slice_model
+from prunus.surgery.slicing import copied, mask_consumers, slice_model
 
 TOLERANCE = 1e-5  # relative to the largest output, in float32
 TRIAL_TOLERANCE = 1e-7  # relative to the removal's own effect, in float64
@@ -68,6 +68,11 @@ def outputs(model: nn.Module, inputs: Inputs, weights: Mapping[str, Tensor] | No
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """The values in float64, complex ones as pairs."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).double()
+
+
 def max_rel_diff(reference: Sequence[Tensor], result: Sequence[Tensor]) -> float:
     """The largest |difference| over the largest |reference|; infinite where shapes differ or anything is not finite.
 
@@ -82,7 +87,7 @@ def max_rel_diff(reference: Sequence[Tensor], result: Sequence[Tensor]) -> float
             return float("inf")
         if a.numel() == 0:
             continue
-        a, b = a.double(), b.double()
+        a, b = _wide(a), _wide(b)
         scale = a.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
         value = ((a - b).abs().max() / scale).item()
         if not value < float("inf"):  # NaN too
@@ -130,12 +135,14 @@ def prove(model: nn.Module, graph: Graph, example: Any) -> Graph:
         return graph
     inputs = Inputs.of(example)
     try:
-        work = copy.deepcopy(model).double()
+        work = copied(model).double()
         one = inputs.random(7).to(torch.float64)
         outputs(work, one)
         tolerance = TRIAL_TOLERANCE
+    except ModelError:
+        raise
     except Exception:  # the model insists on its own precision
-        work, one, tolerance = copy.deepcopy(model), inputs.random(7), TOLERANCE
+        work, one, tolerance = copied(model), inputs.random(7), TOLERANCE
     work.requires_grad_(False)
     _calibrate(work)
     names = [group.name for group in graph.groups]
@@ -156,7 +163,9 @@ def _calibrate(model: nn.Module) -> None:
     """Give constant tensors (fresh batch norms, zero biases) values of their own: equal units would hide errors."""
     generator = torch.Generator().manual_seed(11)
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.is_floating_point() and tensor.numel() > 1 and tensor.dim() == 1:
+        if not tensor.is_floating_point() or tensor.numel() < 2:
+            continue
+        if tensor.dim() == 1 or bool((tensor == tensor.flatten()[0]).all()):  # a zero weight would hide everything
             noise = torch.rand(tensor.shape, generator=generator).to(tensor)
             tensor.data.add_(0.5 * noise if name.endswith("var") else noise - 0.5)
 
@@ -182,9 +191,8 @@ def _fails(model: nn.Module, graph: Graph, inputs: Inputs, names: list[str], tol
         first = (str(error).strip().splitlines() or [""])[0][:120]
         return f"removal does not run ({type(error).__name__}: {first})"
     whole, gated = outputs(model, inputs), outputs(model, inputs, masked)
-    effect = max(
-        ((a - b).abs().max().item() if a.numel() else 0.0) for a, b in zip(whole, gated, strict=True)
-    )
+    whole, gated = [_wide(a) for a in whole], [_wide(a) for a in gated]
+    effect = max(((a - b).abs().max().item() if a.numel() else 0.0) for a, b in zip(whole, gated, strict=True))
     scale = max(a.abs().max().item() if a.numel() else 0.0 for a in gated)
     error_ = max_rel_diff(gated, small) * scale
     if not error_ <= tolerance * max(effect, 1e-6 * scale):

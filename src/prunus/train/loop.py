@@ -149,6 +149,8 @@ class Run:
             for group in optimizer.param_groups:
                 at = self.epoch + k / batches
                 group["lr"] = self.base_rates[group["which"]] * settings.scale(group["which"], at)
+            if settings.warm_up:
+                budget.tighten((self.epoch + k / batches) / (settings.warm_up * settings.constrained_epochs))
             with nullcontext() if last or shares == 1 else self.accelerator.no_sync(network):
                 loss = F.cross_entropy(network(x), y)
                 lagrangian = loss + budget.pressure()

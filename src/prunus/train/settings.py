@@ -26,6 +26,7 @@ class Settings:
         dual_rate: step size of the multipliers; None takes 20 / steps of the constrained phase.
         dual: what the multipliers watch: the "deployed" or the "expected" cost.
         restarts: dual restarts.
+        warm_up: share of the constrained phase over which the limits fall from the dense cost to the budget.
         extrapolate: extrapolation from the past, primal and dual.
         keep: initial keep probability.
         per_example: one gate sample for every example.
@@ -49,6 +50,7 @@ class Settings:
     dual_rate: float | None = None
     dual: str = "deployed"
     restarts: bool = True
+    warm_up: float = 0.8
     extrapolate: bool = False
     keep: float = 0.9
     per_example: bool = False
@@ -68,6 +70,7 @@ class Settings:
         _require(self.dual_rate is None or 0 < self.dual_rate < math.inf, "dual_rate must be above zero")
         _require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; it must not be negative")
         _require(0 < self.keep < 1, f"keep is {self.keep}; a keep probability lies between 0 and 1")
+        _require(0 <= self.warm_up <= 1, f"warm_up is {self.warm_up}; it is a share of the epochs, from 0 to 1")
         _require(0 <= self.polish < 1, f"polish is {self.polish}; it is a share of the epochs, from 0 to below 1")
         _require(self.ema is None or 0 < self.ema < 1, f"ema is {self.ema}; a decay lies between 0 and 1")
         _require(self.method in METHODS, f"the method {self.method!r} is not known; there is: {', '.join(METHODS)}")

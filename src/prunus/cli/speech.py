@@ -1,0 +1,107 @@
+"""How the command line speaks: results on stdout, everything else on stderr, mistakes as one plain sentence."""
+
+import errno
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from prunus.errors import PrunusError
+
+HERE = str(Path(__file__).resolve().parents[1])
+INTERRUPTED = 130
+USER = 2
+
+
+def out() -> Console:
+    """Where results go."""
+    return Console(highlight=False)
+
+
+def err() -> Console:
+    """Where everything else goes."""
+    return Console(stderr=True, highlight=False)
+
+
+def note(text: str, console: Console | None = None) -> None:
+    """A plain line on stderr, never broken where it is not read on a terminal."""
+    console = console or err()
+    console.print(Text(text), soft_wrap=not console.is_terminal)
+
+
+def error(sentence: str) -> None:
+    """Say what went wrong."""
+    err().print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=True)
+
+
+def warn(sentence: str) -> None:
+    """Say what might go wrong."""
+    err().print(Text.assemble(("warning: ", "yellow"), sentence), soft_wrap=True)
+
+
+@contextmanager
+def plain_warnings(show: Callable[[str], None]) -> Iterator[None]:
+    """Show Prunus' own warnings as plain lines, each once; leave other libraries' to Python."""
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        before = warnings.showwarning
+
+        def hook(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> None:
+            ours = os.path.realpath(filename).startswith(HERE)
+            text = str(message)
+            if not ours:
+                if issubclass(category, UserWarning) and "site-packages" in filename:
+                    return  # other libraries' advice to whoever calls them: not the user here
+                before(message, category, filename, *rest, **named)
+            elif text not in said:
+                said.add(text)
+                show(text)
+
+        warnings.showwarning = hook
+        yield
+
+
+def guarded(call: Callable[[], Any]) -> int:
+    """Call something and give the exit code; what the user can do something about becomes one sentence."""
+    usage = typer.BadParameter.__mro__[1:-2]  # typer's usage errors, wherever this version of typer keeps their class
+    try:
+        with plain_warnings(warn):
+            result = call()
+        return result if isinstance(result, int) else 0
+    except PrunusError as problem:
+        error(str(problem))
+        return problem.exit_code
+    except KeyboardInterrupt as problem:
+        error(str(problem) or "Interrupted.")
+        return INTERRUPTED
+    except typer.Exit as problem:
+        return problem.exit_code
+    except typer.Abort:
+        error("Interrupted.")
+        return INTERRUPTED
+    except OSError as problem:
+        if problem.errno == errno.EPIPE:  # whoever read our output has gone
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        what = f"{problem.filename} cannot be used: " if problem.filename else ""
+        error(f"{what}{problem.strerror or problem}.")
+        return USER
+    except Exception as problem:
+        if isinstance(problem, usage) and hasattr(problem, "format_message"):
+            context = getattr(problem, "ctx", None)
+            sentence = problem.format_message().strip()
+            hint = f" Try: {context.command_path} --help" if context is not None else ""
+            error(sentence + ("" if sentence.endswith(".") else ".") + hint)
+            return USER
+        if type(problem).__name__ == "OutOfMemoryError":
+            error("The device ran out of memory; choose a smaller --batch-size, and --accumulate to make up for it.")
+            return USER
+        raise
