@@ -211,8 +211,8 @@ class Graph:
     `axes` holds the terms of every tensor, one a dimension. `selections` names, by module, the groups of input features
     that surgery removes by an index selection before the layer. `scattered` names, by tensor, the groups of single
     weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
-    grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further name of a shared tensor to the
-    name it goes by here.
+    grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
+    name of a shared tensor to the name it goes by here.
     """
 
     axes: dict[str, tuple[Term, ...]]
@@ -267,7 +267,7 @@ def owners(term: Term, group: str) -> Tensor:
     >>> owners(Prod((Leaf("maps", 2), Leaf(None, 2))), "maps").tolist()
     [0, 0, 1, 1]
     """
-    offsets = {name: -1_000_000_000 for name in groups_of(term)}
+    offsets = dict.fromkeys(groups_of(term), -1000000000)
     if group not in offsets:
         return torch.full((term.size,), -1)
     offsets[group] = 0
@@ -343,7 +343,7 @@ class Keep:
                 open_ = spread(both, units).bool()
                 read[owner[open_ & (owner >= 0)]] = True
             read &= units[name]
-            if not read.any():  # its readers live on other features; one unit stays, unread, for a layer cannot be empty
+            if not read.any():  # its readers live on other features; no layer can be empty, so one unit stays, unread
                 read[units[name].nonzero()[0]] = True
             units[name] = read
         return Keep(self.graph, units)

@@ -18,13 +18,17 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from prunus.axes import Both, Cat, Graph, Keep, Leaf, Prod, Stored, Term, factors
+from prunus.axes import Both, Graph, Keep, Leaf, Prod, Stored, Term, factors, groups_of
+from prunus.moments import moment_slope, raw_moment
 
 MEASURES = ("params", "macs", "bytes")
+SMALL = 2_000_000  # entries of a 0/1 matrix that is still quicker to multiply with than to avoid
 Monomial = tuple[str, ...]  # variables, sorted; a group's name, or "name/nested" for a finer group's effective count
 Polynomial = dict[Monomial, float]
 
@@ -58,7 +62,8 @@ def count(term: Term) -> Polynomial:
     if isinstance(term, Leaf):
         return {(): float(term.size)} if term.group is None else {(term.group,): 1.0}
     if isinstance(term, Both):
-        return {(nested(str(term.fine.group)),): 1.0}
+        name = str(term.fine.group)
+        return {(nested(name) if groups_of(term.base) else name,): 1.0}
     if isinstance(term, Prod):
         result: Polynomial = {(): 1.0}
         for factor in term.factors:
@@ -102,7 +107,7 @@ class Cost:
             if stored.persistent:
                 self._polynomials["bytes", name] = self._bytes(name, stored, polynomial)
         for work in graph.works:
-            used = sizes[work.weight] if work.weight else {(): 1.0}
+            used: Polynomial = sizes[work.weight] if work.weight else {(): 1.0}
             for position in work.positions:
                 used = _times(used, count(position))
             used = {m: c / work.per for m, c in used.items()}
@@ -198,8 +203,11 @@ class Rows(torch.nn.Module):
     monomials: list[Monomial]
     coefficients: Tensor
     table: Tensor
+    scatter: Tensor
     bounds: Tensor
-    bases: Tensor
+    segment: Tensor
+    membership: Tensor | None
+    constant: Tensor
 
     def __init__(self, cost: Cost, polynomials: list[Polynomial]) -> None:
         super().__init__()
@@ -213,7 +221,7 @@ class Rows(torch.nn.Module):
         self.register_buffer("coefficients", coefficients, persistent=False)
 
         # Moments, in this order: 1; every group's count; every nested count; then the higher powers that occur.
-        fine = {str(both.fine.group): both for _, both in graph.fine_axes()}
+        fine = {str(both.fine.group): both for _, both in graph.fine_axes() if groups_of(both.base)}
         self.fine = [name for name in cost.offsets if name in fine]
         variables = ["", *cost.offsets, *(nested(name) for name in self.fine)]
         index = {name: k for k, name in enumerate(variables)}
@@ -235,13 +243,30 @@ class Rows(torch.nn.Module):
                     self.powers.append((power, first, first + graph.sizes[name]))
                 columns.append(higher[name, power])
             names.append(columns)
-        depth = max((len(columns) for columns in names), default=1) or 1
-        table = torch.tensor([columns + [0] * (depth - len(columns)) for columns in names], dtype=torch.long)
-        self.register_buffer("table", table.reshape(len(names), depth).t().contiguous(), persistent=False)
+        self.depth = max((len(columns) for columns in names), default=1) or 1
+        table = torch.tensor([columns + [0] * (self.depth - len(columns)) for columns in names], dtype=torch.long)
+        self.register_buffer("table", table.reshape(len(names), self.depth).t().flatten(), persistent=False)
+
+        scatter = torch.zeros(self.depth * len(names), len(variables) + len(self.powers), dtype=torch.float64)
+        scatter[torch.arange(len(scatter)), self.table] = 1
+        self.register_buffer("scatter", scatter, persistent=False)
+
+        # Sums over groups: a product with a 0/1 matrix where that is small, differences of a running sum elsewhere.
         ends = [0]
         for group in graph.groups:
             ends.append(ends[-1] + group.size)
+        self.groups = len(graph.groups)
         self.register_buffer("bounds", torch.tensor(ends), persistent=False)
+        segment = [torch.full((group.size,), k) for k, group in enumerate(graph.groups)]
+        self.register_buffer("segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
+        membership = None
+        if cost.units * (self.groups + 1) <= SMALL:
+            membership = torch.zeros(cost.units, self.groups + 1, dtype=torch.float64)
+            membership[torch.arange(cost.units), self.segment + 1] = 1
+        self.register_buffer("membership", membership, persistent=False)
+        first_moment = torch.zeros(self.groups + 1, dtype=torch.float64)
+        first_moment[0] = 1
+        self.register_buffer("constant", first_moment, persistent=False)
 
         self.nests: list[tuple[int, int]] = []
         for k, name in enumerate(self.fine):
@@ -252,53 +277,86 @@ class Rows(torch.nn.Module):
 
     def forward(self, p: Tensor) -> Tensor:
         """The costs at openness `p`: probabilities, or 0 and 1."""
-        p = p.to(torch.float64)
-        one = p.new_ones((*p.shape[:-1], 1))
-        running = torch.cat([one * 0, p.cumsum(-1)], dim=-1).index_select(-1, self.bounds)
-        moments = [one, running.diff(dim=-1)]
+        return _Evaluate.apply(p.to(torch.float64), self)
+
+    def moments(self, p: Tensor) -> Tensor:
+        """Every moment that a monomial may name: 1, counts, nested counts, higher powers."""
+        if self.membership is not None:
+            counts = (
+                torch.addmm(self.constant, p, self.membership) if p.dim() == 2 else self.constant + p @ self.membership
+            )
+        else:
+            zero = p.new_zeros((*p.shape[:-1], 1))
+            running = torch.cat([zero, p.cumsum(-1)], dim=-1).index_select(-1, self.bounds)
+            counts = torch.cat([zero + 1, running.diff(dim=-1)], dim=-1)
+        if not self.nests and not self.powers:
+            return counts
+        parts = [counts]
         for k, (start, stop) in enumerate(self.nests):
-            effective = p[..., start:stop]
-            base = getattr(self, f"base{k}")
-            if base.numel():
-                extended = torch.cat([p, one], dim=-1)
-                for row in base:
-                    effective = effective * extended.index_select(-1, row)
-            moments.append(effective.sum(-1, keepdim=True))
+            parts.append((p[..., start:stop] * self._under(p, k)).sum(-1, keepdim=True))
         for power, start, stop in self.powers:
-            moments.append(raw_moment(p[..., start:stop], power))
-        every = torch.cat(moments, dim=-1)
-        value = every.index_select(-1, self.table[0])
-        for columns in self.table[1:]:
-            value = value * every.index_select(-1, columns)
-        return value @ self.coefficients.t()
+            parts.append(raw_moment(p[..., start:stop], power))
+        return torch.cat(parts, dim=-1)
+
+    def costs(self, moments: Tensor) -> Tensor:
+        """From moments to costs: products, then one matrix."""
+        return self._product(self._chosen(moments)) @ self.coefficients.t()
+
+    def _chosen(self, moments: Tensor) -> tuple[Tensor, ...]:
+        picked = moments.index_select(-1, self.table)
+        return picked.unflatten(-1, (self.depth, -1)).unbind(-2)
+
+    @staticmethod
+    def _product(values: tuple[Tensor, ...], leave_out: int = -1) -> Tensor:
+        result: Tensor | None = None
+        for number, value in enumerate(values):
+            if number != leave_out:
+                result = value if result is None else result * value
+        return torch.ones_like(values[0]) if result is None else result
+
+    def _under(self, p: Tensor, k: int, leave_out: int = -1) -> Tensor:
+        """How open the base of the k-th finer group is at every position, one of its factors left out if asked."""
+        extended = torch.cat([p, p.new_ones((*p.shape[:-1], 1))], dim=-1)
+        rows = tuple(extended.index_select(-1, row) for row in getattr(self, f"base{k}"))
+        return self._product(rows, leave_out)
+
+    def gradient(self, p: Tensor, moments: Tensor, weights: Tensor) -> Tensor:
+        """d/dp of sum_r weights_r cost_r(p), written out: far fewer operations than autograd would record."""
+        chosen = self._chosen(moments)
+        per_monomial = weights @ self.coefficients
+        parts = torch.cat([per_monomial * self._product(chosen, k) for k in range(self.depth)], dim=-1)
+        by_moment = parts @ self.scatter
+        if self.membership is not None:
+            result = by_moment[..., : 1 + self.groups] @ self.membership.t()
+        else:
+            result = by_moment[..., 1 : 1 + self.groups].index_select(-1, self.segment)
+        at = 1 + self.groups
+        for k, (start, stop) in enumerate(self.nests):
+            weight = by_moment[..., at + k, None]
+            result[..., start:stop] += weight * self._under(p, k)
+            longer = torch.zeros((*p.shape[:-1], p.shape[-1] + 1), dtype=p.dtype, device=p.device)
+            for number, row in enumerate(getattr(self, f"base{k}")):
+                part = weight * p[..., start:stop] * self._under(p, k, leave_out=number)
+                longer = longer.index_add(-1, row, part)
+            result = result + longer[..., :-1]
+        at += len(self.nests)
+        for k, (power, start, stop) in enumerate(self.powers):
+            inside = p[..., start:stop]
+            result[..., start:stop] += by_moment[..., at + k, None] * moment_slope(inside, power)
+        return result
 
 
-def raw_moment(p: Tensor, power: int) -> Tensor:
-    """E[n^power] for n a sum of independent 0/1 variables with probabilities p, along the last dimension.
+class _Evaluate(torch.autograd.Function):
+    """Rows as one operation of autograd: values forward, `Rows.gradient` backward."""
 
-    E[n (n-1) … (n-j+1)] = j! e_j(p), with e_j the elementary symmetric polynomials (Newton's identities give them from
-    power sums), and n^k is the sum of Stirling numbers times falling factorials. For k = 2 that is
-    (sum p)^2 + sum p (1 - p).
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, rows: Rows) -> Tensor:
+        moments = rows.moments(p)
+        ctx.save_for_backward(p, moments)
+        ctx.rows = rows
+        return rows.costs(moments)
 
-    >>> p = torch.tensor([0.5, 0.5], dtype=torch.float64)
-    >>> raw_moment(p, 2).item(), raw_moment(p, 3).item()  # n is 0, 1, 1, 2
-    (1.5, 2.5)
-    """
-    if power == 2:
-        s = p.sum(-1, keepdim=True)
-        return s * s + (p * (1 - p)).sum(-1, keepdim=True)
-    sums = [(p**j).sum(-1, keepdim=True) for j in range(1, power + 1)]
-    elementary = [torch.ones_like(sums[0])]
-    for j in range(1, power + 1):
-        total = sum(((-1) ** (i - 1)) * elementary[j - i] * sums[i - 1] for i in range(1, j + 1))
-        elementary.append(torch.as_tensor(total) / j)
-    stirling = [[1 if i == j == 0 else 0 for i in range(power + 1)] for j in range(power + 1)]
-    for n in range(1, power + 1):
-        for k in range(1, n + 1):
-            stirling[n][k] = k * stirling[n - 1][k] + stirling[n - 1][k - 1]
-    result = torch.zeros_like(sums[0])
-    factorial = 1
-    for j in range(1, power + 1):
-        factorial *= j
-        result = result + stirling[power][j] * factorial * elementary[j]
-    return result
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return ctx.rows.gradient(*ctx.saved_tensors, grad), None

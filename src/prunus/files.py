@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}.") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing was left
+            temporary.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

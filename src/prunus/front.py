@@ -10,7 +10,7 @@ from prunus.axes import Graph
 from prunus.cost import Cost
 from prunus.errors import ModelError
 from prunus.gated import Gated
-from prunus.gates import HardConcrete
+from prunus.gates import Estimator, HardConcrete
 from prunus.graph import analyse
 from prunus.landing import land
 from prunus.measure import count_macs
@@ -50,7 +50,7 @@ def gate(
     keep: float | Mapping[str, float] = 0.5,
     rescale: bool = True,
     gates: HardConcrete | None = None,
-    estimate: str = "median",
+    estimate: Estimator = "median",
     per_example: bool = False,
 ) -> Gated:
     """Put gates on everything in a model that can shrink exactly.
@@ -75,9 +75,7 @@ def gate(
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze)
-    return Gated(
-        model, graph, keep=keep, rescale=rescale, gates=gates, estimate=estimate, per_example=per_example
-    )
+    return Gated(model, graph, keep=keep, rescale=rescale, gates=gates, estimate=estimate, per_example=per_example)
 
 
 def shrink(
@@ -92,8 +90,8 @@ def shrink(
 ) -> tuple[nn.Module, Receipt]:
     """Remove every unit whose gate is closed and hand back a plain, smaller, equal model with its receipt.
 
-    If the gates still cost more than their budget, the landing closes what is missing first. The result is compared with
-    the gated model on the example inputs and on random ones, and refused if it differs.
+    If the gates still cost more than their budget, the landing closes what is missing first. The result is compared
+    with the gated model on the example inputs and on random ones, and refused if it differs.
 
     Args:
         gated: the gated model.
@@ -119,7 +117,5 @@ def shrink(
     if evaluate is not None:
         values = {"name": "metric", "dense": None, **(metric or {})}
         values |= {"gated": evaluate(gated), "shrunk": evaluate(small)}
-    receipt = build(
-        gated, small, keep, exactness, inputs, batches=batches, seconds=seconds, metric=values, run=run
-    )
+    receipt = build(gated, small, keep, exactness, inputs, batches=batches, seconds=seconds, metric=values, run=run)
     return small, receipt

@@ -2,8 +2,8 @@
 
 `Gated` holds the user's model, its graph, and one flat tensor of log alpha for all gates. A forward pass draws one
 sample of all gates at once, lays it out along the axes of the weights that read gated units, and calls the model with
-those weights multiplied (`torch.func.functional_call`): the user's state-dict keys stay what they were, and a unit whose
-gate is zero is ignored exactly, whatever stands between its producer and its readers.
+those weights multiplied (`torch.func.functional_call`): the user's state-dict keys stay what they were, and a unit
+whose gate is zero is ignored exactly, whatever stands between its producer and its readers.
 """
 
 import copy
@@ -14,12 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from prunus.axes import Graph, Keep, factors, owners
+from prunus.axes import Graph, Keep, factors, groups_of
 from prunus.cost import MEASURES, Cost
 from prunus.errors import ModelError, nearest
-from prunus.gates import HardConcrete
+from prunus.gates import Draw, Estimator, GateInputs, HardConcrete, Multiply, lay
 from prunus.graph import matches
 from prunus.measure import batch_size
 
@@ -41,6 +40,8 @@ class Gated(nn.Module):
 
     log_alpha: nn.Parameter
     segment: Tensor
+    _index: Tensor
+    _tied: Tensor | None
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class Gated(nn.Module):
         keep: float | Mapping[str, float] = 0.5,
         rescale: bool = True,
         gates: HardConcrete | None = None,
-        estimate: str = "median",
+        estimate: Estimator = "median",
         per_example: bool = False,
     ) -> None:
         super().__init__()
@@ -69,8 +70,11 @@ class Gated(nn.Module):
         location = torch.special.logit(probabilities) + NOISE * torch.randn(self.units)
         self.log_alpha = nn.Parameter(location.to(reference.device))
         self._lay_out(reference.device)
+        gated_names = {axis.tensor for group in graph.groups for axis in group.consumers} | set(graph.scattered)
+        self._shared = [(alias, name) for alias, name in graph.aliases.items() if name in gated_names]
         self._mask: Tensor | None = None
         self._noisy = True
+        self._tied = None
         self.budget: Any = None  # the budget made for it last: what the landing and the receipt speak of
         self.landing: dict[str, Any] | None = None
         if rescale and self.units:
@@ -88,7 +92,9 @@ class Gated(nn.Module):
                 raise ModelError(f"keep: no group matches {pattern!r}; {nearest(pattern, names)}.")
         parts = []
         for group in self.graph.groups:
-            found = [value for pattern, value in by_pattern.items() if pattern != "*" and matches(group.name, [pattern])]
+            found = [
+                value for pattern, value in by_pattern.items() if pattern != "*" and matches(group.name, [pattern])
+            ]
             parts.append(torch.full((group.size,), float(found[-1] if found else by_pattern.get("*", 0.5))))
         return torch.cat(parts) if parts else torch.zeros(0)
 
@@ -103,11 +109,16 @@ class Gated(nn.Module):
                     seen.add((axis.tensor, axis.dim))
                     sites.append((axis.tensor, axis.dim, axis.term.size))
                     rows.append(factors(axis.term, self.cost.offsets, self.units))
+        if len({tensor for tensor, _, _ in sites}) < len(sites):
+            raise AssertionError("a weight reads gated units along one of its dimensions")
         depth = max((row.shape[0] for row in rows), default=0)
         full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
         index = torch.cat(full, dim=1) if full else torch.zeros(0, 0, dtype=torch.long)
         self._plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
         self._sites = sites
+        self._names = [tensor for tensor, _, _ in sites]
+        paths = [name.rpartition(".") for name in self._names]
+        self._places = [(self.model.get_submodule(path), leaf) for path, _, leaf in paths]
         self._lengths = [size for _, _, size in sites]
         self._shapes = []
         for tensor, dim, _ in sites:
@@ -120,6 +131,8 @@ class Gated(nn.Module):
         self.register_buffer("segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
         self._fine: list[tuple[int, int, str]] = []
         for k, (_, both) in enumerate(self.graph.fine_axes()):
+            if not groups_of(both.base):
+                continue
             start = self.cost.offsets[str(both.fine.group)]
             self._fine.append((start, start + both.size, f"_base{k}"))
             self.register_buffer(f"_base{k}", factors(both.base, self.cost.offsets, self.units), persistent=False)
@@ -149,7 +162,7 @@ class Gated(nn.Module):
             z = self.gates.estimate(self.log_alpha.detach(), self.estimate).expand(shape)
         else:
             noise = torch.rand(shape, device=self.log_alpha.device, dtype=self.log_alpha.dtype)
-            z = self.gates.sample(self.log_alpha, noise)
+            z = Draw.apply(self.log_alpha, noise, self.gates)
         return z if self._mask is None else z * self._mask
 
     def test_gates(self) -> Tensor:
@@ -160,11 +173,7 @@ class Gated(nn.Module):
     def _along_sites(self, z: Tensor) -> tuple[Tensor, ...]:
         """What multiplies at every position of every reading axis, one tensor an axis."""
         if not self._plain:
-            extended = F.pad(z, (0, 1), value=1.0)
-            laid = extended.index_select(-1, self._index[0])
-            for row in self._index[1:]:
-                laid = laid * extended.index_select(-1, row)
-            z = laid
+            z = lay(F.pad(z, (0, 1), value=1.0), self._index)
         return z.split(self._lengths, dim=-1)
 
     def _multiplied(self, z: Tensor) -> dict[str, Tensor]:
@@ -177,11 +186,10 @@ class Gated(nn.Module):
                 gate = z[start : start + weight.numel()].view_as(weight)
                 result[tensor] = weight * gate.to(weight.dtype)
             return result
-        if not self._sites:
-            return result
-        for (tensor, _, _), shape, gate in zip(self._sites, self._shapes, self._along_sites(z), strict=True):
-            weight = result[tensor] if tensor in result else self.model.get_parameter(tensor)
-            result[tensor] = weight * gate.to(weight.dtype).view(shape)
+        if self._sites:
+            weights = [module._parameters[leaf] for module, leaf in self._places]
+            index = None if self._plain else self._index
+            result.update(zip(self._names, Multiply.apply(z, index, self._lengths, self._shapes, *weights), strict=True))
         return result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -189,28 +197,33 @@ class Gated(nn.Module):
         if self.training and self.per_example:
             return self._forward_per_example(*args, **kwargs)
         z = self.sample() if self.training else self.test_gates()
-        return functional_call(self.model, self._multiplied(z), args, kwargs)
+        weights = self._multiplied(z)
+        for alias, name in self._shared:
+            weights[alias] = weights[name]
+        return functional_call(self.model, weights, args, kwargs, tie_weights=False)
 
     def _forward_per_example(self, *args: Any, **kwargs: Any) -> Any:
         batch = batch_size(args, kwargs)
         gates = self._along_sites(self.sample(batch))
         table = {id(self.model.get_parameter(t)): (g, t) for (t, _, _), g in zip(self._sites, gates, strict=True)}
-        with _GateInputs(table, batch):
+        with GateInputs(table, batch):
             return self.model(*args, **kwargs)
 
     # ---- what the gates say ----------------------------------------------------------------------------------------
 
     def p_active(self) -> Tensor:
         """The probability of every gate to be non-zero, differentiable: (units,)."""
-        return self.gates.p_active(self.log_alpha)
+        if self._mask is None:
+            return self.gates.p_active(self.log_alpha)
+        return self.gates.p_active(self.log_alpha) * self._mask if self._noisy else self._mask
 
     @torch.no_grad()
     def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
         """The units that surgery will keep, 0 or 1 in float64: (units,). Plain tensor code, no synchronisation.
 
-        A unit stays if its test-time gate is not zero; every group keeps its most probable unit at least; finer units go
-        with their base, and a base goes when none of its positions is read any more. `log_alpha` asks the same of other
-        locations than the present ones.
+        A unit stays if its test-time gate is not zero; every group keeps its most probable unit at least; finer units
+        go with their base, and a base goes when none of its positions is read any more. `log_alpha` asks the same of
+        other locations than the present ones.
         """
         key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self.tie
         if self._mask is not None:
@@ -238,10 +251,21 @@ class Gated(nn.Module):
             open_[start:stop] = open_[start:stop] * (read[:-1] > 0)
         return open_
 
+    @torch.no_grad()
+    def nearly_open(self) -> Tensor:
+        """What `open_units` gives, with fewer operations where that is possible: for every step's dual update.
+
+        Where no finer group nests in another and no group stands on both sides of a weight, an empty group is not
+        filled up; whoever counts must count at least one unit in every group.
+        """
+        if self._fine or self._whole.powers or self._mask is not None:
+            return self.open_units().float()
+        return (self.log_alpha > self.threshold).float()
+
     @property
     def tie(self) -> Tensor:
         """Breaks ties between equal gates, by order; far below any difference that training makes."""
-        if not hasattr(self, "_tied") or self._tied.device != self.log_alpha.device:
+        if self._tied is None or self._tied.device != self.log_alpha.device:
             self._tied = 1e-9 * torch.arange(self.units, device=self.log_alpha.device, dtype=torch.float64)
         return self._tied
 
@@ -261,16 +285,15 @@ class Gated(nn.Module):
         return dict(zip(MEASURES, (round(v) for v in self._whole(self.open_units()).tolist()), strict=True))
 
     def fold(self) -> dict[str, Tensor]:
-        """The weights with the test-time gates multiplied in, by canonical name: all that surgery needs of the gates."""
+        """The weights with the test-time gates multiplied in, by canonical name: what surgery needs of the gates."""
         with torch.no_grad():
-            folded = {name: weight.detach() for name, weight in self._multiplied(self.test_gates()).items()}
-        return folded
+            return {name: weight.detach() for name, weight in self._multiplied(self.test_gates()).items()}
 
     def expected_l2(self, detach: bool = False, ungated: bool = True) -> Tensor:
         """The expected squared L2 norm of the weights under their gates.
 
-        E||theta||^2 = sum_g P(z_g != 0) sum_{j in g} theta_j^2 (001 eq. 15 and 17). `detach` leaves the probabilities out
-        of the gradient, as WideResNet training does; `ungated` adds the plain squares of all other parameters.
+        E||theta||^2 = sum_g P(z_g != 0) sum_{j in g} theta_j^2 (001 eq. 15 and 17). `detach` leaves the probabilities
+        out of the gradient, as WideResNet training does; `ungated` adds the plain squares of all other parameters.
         """
         p = self.p_active()
         p = p.detach() if detach else p
@@ -282,9 +305,9 @@ class Gated(nn.Module):
             total = total + (weight.float().square().flatten() * p[start : start + weight.numel()]).sum()
         if self._sites and not self.graph.scattered:
             for (tensor, dim, _), open_ in zip(self._sites, self._along_sites(p), strict=True):
-                weight = self.model.get_parameter(tensor).float()
-                rest = [d for d in range(weight.dim()) if d != dim]
-                total = total + (weight.square().sum(rest) * open_).sum()
+                square = self.model.get_parameter(tensor).float().square()
+                rest = [d for d in range(square.dim()) if d != dim]
+                total = total + (square.sum(rest) * open_).sum()
                 gated_names.add(tensor)
         if ungated:
             for name, parameter in self.model.named_parameters():
@@ -335,43 +358,3 @@ class Gated(nn.Module):
         listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
         more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
         return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
-
-
-_CONVOLUTIONS = {
-    F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d
-}  # fmt: skip
-
-
-class _GateInputs(TorchFunctionMode):
-    """Multiply gates into the inputs of the layers that read gated units: one sample an example needs activations."""
-
-    def __init__(self, table: Mapping[int, tuple[Tensor, str]], batch: int) -> None:
-        super().__init__()
-        self.table = table
-        self.batch = batch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is F.linear or func in _CONVOLUTIONS:
-            x = args[0] if args else kwargs["input"]
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            found = self.table.get(id(weight))
-            if found is not None:
-                gate, name = found
-                if x.shape[0] != self.batch:
-                    raise ModelError(
-                        f"per_example needs the batch in the first dimension of what {name} reads: there it has "
-                        f"{x.shape[0]} entries for {self.batch} examples."
-                    )
-                if func is F.linear:
-                    gate = gate.view(self.batch, *[1] * (x.dim() - 2), -1)
-                else:
-                    gate = gate.repeat(1, x.shape[1] // gate.shape[1])
-                    gate = gate.view(self.batch, -1, *[1] * (x.dim() - 2))
-                x = x * gate.to(x.dtype)
-                args = (x, *args[1:]) if args else args
-                if not args:
-                    kwargs["input"] = x
-        return func(*args, **kwargs)

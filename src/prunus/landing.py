@@ -1,7 +1,8 @@
 """The landing: whatever training leaves above a budget is closed at the end, so that the deployed cost always meets it.
 
-Gates close in the order of probability per cost: what is unlikely and expensive goes first. The saving of one more closed
-unit is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact difference.
+Gates close in the order of probability per cost: what is unlikely and expensive goes first. The saving of one more
+closed unit is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact
+difference.
 """
 
 import warnings
@@ -36,8 +37,8 @@ class Landing:
         if self.share <= NOTABLE:
             return None
         return (
-            f"The landing had to close {self.closed:,} gates, {self.share:.1%} of a limit, because training ended above the "
-            "budget. Train for more epochs, or raise the dual rate, so that the multipliers arrive there by themselves."
+            f"The landing had to close {self.closed:,} gates, {self.share:.1%} of a limit, because training ended above "
+            "the budget. Train for more epochs, or raise the dual rate, so that the multipliers get there."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -86,7 +87,13 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     result = Landing(
         int(gone.sum()),
         tuple(
-            {"what": b["what"], "where": b["where"], "limit": b["limit"], "before": b["deployed"], "after": a["deployed"]}
+            {
+                "what": b["what"],
+                "where": b["where"],
+                "limit": b["limit"],
+                "before": b["deployed"],
+                "after": a["deployed"],
+            }
             for b, a in zip(before, after, strict=True)
         ),
     )

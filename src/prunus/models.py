@@ -1,6 +1,7 @@
 """The papers' networks, and nothing more: bring your own."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ class MLP(nn.Module):
     def __init__(self, inputs: int = 784, hidden: Sequence[int] = (300, 100), classes: int = 10) -> None:
         super().__init__()
         sizes = [inputs, *hidden]
-        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.out = nn.Linear(sizes[-1], classes)
         _papers_initialisation(self)
 
@@ -55,7 +56,6 @@ def _papers_initialisation(model: nn.Module) -> None:
     """Kaiming normal, fan_out for convolutions and fan_in for linear layers, zero biases."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d | nn.Linear):
-            mode = "fan_out" if isinstance(module, nn.Conv2d) else "fan_in"
-            nn.init.kaiming_normal_(module.weight, mode=mode)
+            nn.init.kaiming_normal_(module.weight, mode="fan_out" if isinstance(module, nn.Conv2d) else "fan_in")
             assert module.bias is not None
             nn.init.zeros_(module.bias)

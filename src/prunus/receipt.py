@@ -42,7 +42,9 @@ class Receipt(dict[str, Any]):
         for b in self["budgets"]:
             where = f"layer:{b['where']}:" if b["where"] else ""
             verdict = "met" if b["met"] else "MISSED"
-            numbers = [f"{b[key]:,.4g}" if b["what"] == "density" else f"{b[key]:,.0f}" for key in ("limit", "deployed")]
+            numbers = [
+                f"{b[key]:,.4g}" if b["what"] == "density" else f"{b[key]:,.0f}" for key in ("limit", "deployed")
+            ]
             lines.append(f"budget {where}{b['what']} <= {numbers[0]}: deployed {numbers[1]}, {verdict}")
         e = self["exactness"]
         lines.append(f"equal to the gated model within {e['max_rel_diff']:.1e} ({e['inputs']} inputs)")

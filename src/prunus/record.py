@@ -1,7 +1,7 @@
 """A run's record: one JSON object a line, appended as the run goes on, and all that a report ever reads.
 
 Every line has a `kind`. Costs are absolute numbers (parameters, MACs per example, bytes); `limit` is absolute too, and
-`dense` beside it turns it into a fraction.
+`dense` beside it turns it into a fraction. `paper` is a fraction: the papers count the share of gates open.
 
 =========  =============================================================================================================
 kind       fields
@@ -48,13 +48,22 @@ class Writer:
     """Append lines to a run's log; a line is written whole or not at all.
 
     `keep_bytes` drops what an interrupted run wrote after the checkpoint it resumes from.
+
+    Raises:
+        OutputError: the log cannot be written.
+        ArtefactError: the log that is to be continued is gone, or ends before the checkpoint.
     """
 
     def __init__(self, path: Path, keep_bytes: int | None = None) -> None:
         self.path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "r+b" if keep_bytes is not None and path.exists() else "wb")
+            if keep_bytes and (not path.exists() or path.stat().st_size < keep_bytes):
+                raise ArtefactError(
+                    f"The log {path} is gone or was cut: its checkpoint was made behind {keep_bytes:,} bytes of it. Put it "
+                    "back, or start anew without --resume."
+                )
+            self._file = open(path, "r+b" if keep_bytes else "wb")  # noqa: SIM115 (closed by `close`)
             self._file.truncate(keep_bytes or 0)
             self._file.seek(0, os.SEEK_END)
         except OSError as error:
@@ -77,7 +86,10 @@ class Writer:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:  # what could not be written is in the buffer still
+            raise OutputError(f"The log {self.path} cannot be written: {error.strerror}.") from error
 
     def __enter__(self) -> "Writer":
         return self
@@ -108,7 +120,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             record = json.loads(line)
             if record["kind"] not in KINDS:
                 raise KeyError(record["kind"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             if number == len(lines):  # no newline behind it: the writer was killed in mid-line
                 return
             raise ArtefactError(f"Line {number} of {path} is not a line of a run log.") from error

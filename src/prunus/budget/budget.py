@@ -2,9 +2,9 @@
 
     min over weights and gates of  E[loss]   subject to   cost_l(gates) / limit_l - 1 <= 0   for every line l
 
-The Lagrangian is loss + sum_l lambda_l violation_l (004 eq. 6), with *relative* violations, so that one dual rate serves
-all limits. The weights and gates follow the expected cost, which has a gradient; lambda follows the deployed cost, which
-counts (proxy constraints: 004 section 4, Cotter et al. 2019), or the expected one if asked.
+The Lagrangian is loss + sum_l lambda_l violation_l (004 eq. 6), with *relative* violations, so that one dual rate
+serves all limits. The weights and gates follow the expected cost, which has a gradient; lambda follows the deployed
+cost, which counts (proxy constraints: 004 section 4, Cotter et al. 2019), or the expected one if asked.
 """
 
 import warnings
@@ -16,10 +16,11 @@ from cooper import Constraint, ConstraintState, ConstraintType
 from cooper.formulations import Formulation, Lagrangian
 from cooper.penalty_coefficients import PenaltyCoefficient
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from prunus.budget.lines import Line, chooser, read_lines
 from prunus.budget.multiplier import BudgetMultiplier
-from prunus.cost import Row
+from prunus.cost import Row, Rows
 from prunus.errors import BudgetError
 from prunus.gated import Gated
 
@@ -54,7 +55,7 @@ class Budget:
         density: float | str | Mapping[str, float | str] | None = None,
         layers: Mapping[str, Any] | None = None,
         lines: tuple[Line, ...] | None = None,
-        dual_rate: float = 1e-3,
+        dual_rate: float = 5e-3,
         restarts: bool = True,
         dual: str = "deployed",
         extrapolate: bool = False,
@@ -108,8 +109,8 @@ class Budget:
             if limit < least * (1 - 1e-12):
                 raise BudgetError(
                     f"The budget {line} cannot be reached: it allows {_number(limit, line)}, and the least possible is "
-                    f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), with one "
-                    "unit left in every group."
+                    f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), with "
+                    "one unit left in every group."
                 )
             if self.dual == "expected" and limit < floor[k]:
                 raise BudgetError(
@@ -118,7 +119,7 @@ class Budget:
                 )
             if limit >= dense:
                 warnings.warn(
-                    f"The budget {line} allows all that the dense model costs ({_number(dense, line)}): it does nothing.",
+                    f"The budget {line} allows what the dense model costs, {_number(dense, line)}: it does nothing.",
                     stacklevel=3,
                 )
 
@@ -142,25 +143,33 @@ class Budget:
 
     def state(self) -> ConstraintState:
         """The violations now, as Cooper takes them: `violation` for the gradient, `strict_violation` for the duals."""
-        gated = self.gated
-        if self.limits.device != gated.log_alpha.device:
-            self._move(gated.log_alpha.device)
-        both = torch.stack([gated.p_active().double(), gated.open_units()])
-        expected, deployed = (self._rows(both) / self.now - 1).float().unbind(0)
-        self._strict = (deployed if self.dual == "deployed" else expected).detach()
-        self.multiplier.last = self._strict
+        self._prepare()
+        expected, deployed = _Violations.apply(self.gated.p_active(), self.gated.nearly_open(), self._rows, self.now)
+        self._see(expected.detach(), deployed)
         return ConstraintState(violation=expected, strict_violation=self._strict)
+
+    def _prepare(self) -> None:
+        if self.limits.device != self.gated.log_alpha.device:
+            self._move(self.gated.log_alpha.device)
+
+    def _see(self, expected: Tensor, deployed: Tensor) -> None:
+        """Remember the violations that the multipliers are to follow."""
+        self._strict = deployed if self.dual == "deployed" else expected
+        self.multiplier.last = self._strict
 
     def pressure(self) -> Tensor:
         """What to add to the loss: sum_l lambda_l (expected cost_l / limit_l - 1), differentiable in the gates."""
         if self.gated.fixed:
             return self.limits.new_zeros((), dtype=torch.float32)
+        if self.constraint.formulation_type is Lagrangian:
+            multipliers = self.multiplier.weight.detach()
+            if self.extrapolate and self._previous is not None:
+                multipliers = (multipliers + self.dual_rate * self._previous).relu()
+            self._prepare()
+            value, expected, deployed = _Pressure.apply(self.gated.log_alpha, multipliers, self)
+            self._see(expected, deployed)
+            return value
         state = self.state()
-        if self.extrapolate and self._previous is not None:
-            with torch.no_grad():
-                ahead = (self.multiplier.weight + self.dual_rate * self._previous).relu()
-            assert isinstance(state.violation, Tensor)
-            return (ahead * state.violation).sum()
         contribution = self.constraint.compute_contribution_to_lagrangian(state, "primal")
         assert contribution is not None
         return contribution.lagrangian_contribution
@@ -185,10 +194,8 @@ class Budget:
     @torch.no_grad()
     def readings(self) -> list[dict[str, Any]]:
         """Every line with its limit and its cost read three ways, and its multiplier."""
-        if self.limits.device != self.gated.log_alpha.device:
-            self._move(self.gated.log_alpha.device)
+        self._prepare()
         p = self.gated.p_active().double()
-        p = p * self.gated.open_units() if self.gated.fixed else p
         both = self._rows(torch.stack([p, self.gated.open_units()]))
         paper = self._paper(p).tolist()
         expected, deployed = both.tolist()
@@ -234,6 +241,56 @@ class Budget:
 
     def __repr__(self) -> str:
         return f"Budget({', '.join(map(str, self.lines))})"
+
+
+def _moments(rows: Rows, p: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
+    """Openness and moments, the expected ones in the first row and the deployed ones in the second."""
+    both = torch.stack([p, open_]).double()
+    moments = rows.moments(both)
+    if not rows.nests and not rows.powers:
+        moments[1].clamp_(min=1)  # every group keeps a unit
+    return both, moments
+
+
+class _Violations(torch.autograd.Function):
+    """Relative violations by the expected and the deployed cost, evaluated together; one operation of autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, open_: Tensor, rows: Rows, limits: Tensor) -> tuple[Tensor, Tensor]:
+        both, moments = _moments(rows, p, open_)
+        ctx.save_for_backward(both, moments, limits)
+        ctx.rows = rows
+        expected, deployed = (rows.costs(moments) / limits - 1).float().unbind(0)
+        ctx.mark_non_differentiable(deployed)
+        return expected, deployed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
+        both, moments, limits = ctx.saved_tensors
+        gradient = ctx.rows.gradient(both[:1], moments[:1], (grad / limits).unsqueeze(0))
+        return gradient[0].float(), None, None, None
+
+
+class _Pressure(torch.autograd.Function):
+    """lambda . violation as one operation: its gradient in log alpha is known when its value is."""
+
+    @staticmethod
+    def forward(ctx: Any, log_alpha: Tensor, multipliers: Tensor, budget: Budget) -> tuple[Tensor, Tensor, Tensor]:
+        gated, rows, limits = budget.gated, budget._rows, budget.now
+        p = gated.gates.p_active(log_alpha)
+        both, moments = _moments(rows, p, gated.nearly_open())
+        expected, deployed = (rows.costs(moments) / limits - 1).float().unbind(0)
+        by_p = rows.gradient(both[:1], moments[:1], (multipliers / limits).unsqueeze(0))[0]
+        ctx.save_for_backward(torch.ops.aten.sigmoid_backward(by_p.float(), p))
+        ctx.mark_non_differentiable(expected, deployed)
+        return torch.dot(multipliers, expected), expected, deployed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return grad * gradient, None, None
 
 
 def _number(value: float, line: Line) -> str:

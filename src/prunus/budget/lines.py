@@ -67,7 +67,7 @@ def read_limit(value: Any, what: str, name: str) -> Limit:
     if isinstance(value, int):
         if value <= 0:
             raise BudgetError(f"The budget {name}={value} must be above zero; {hint}.")
-        return _absolute(float(value), what, name)
+        return _absolute(float(value) if value < 2**1023 else math.inf, what, name)
     if isinstance(value, float):
         return _fraction(value, name, f"{value:g}", hint)
     text = value.strip()
@@ -98,6 +98,8 @@ def _fraction(value: float, name: str, text: str, hint: str) -> Limit:
 
 
 def _absolute(value: float, what: str, name: str) -> Limit:
+    if not math.isfinite(value):
+        raise BudgetError(f"The budget {name} is no finite number.")
     if what == "density":
         raise BudgetError(f"The budget {name} counts in the papers' density, a fraction: write 10% or 0.1.")
     return Limit(value, False)
@@ -115,6 +117,8 @@ def read_lines(totals: Mapping[str, Any], layers: Mapping[str, Any] | None = Non
                 lines.append(Line("density", where, read_limit(limit, "density", name)))
             continue
         lines.append(Line(what, None, read_limit(value, what, what)))
+    if not isinstance(layers, Mapping | None):
+        raise BudgetError(f"layers is {layers!r}; write the limits by layer, for instance {{'conv1': 0.5}}.")
     for where, value in (layers or {}).items():
         for what, limit in (value if isinstance(value, Mapping) else {"params": value}).items():
             if what not in WHATS:

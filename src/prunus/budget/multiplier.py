@@ -8,9 +8,9 @@ from torch import Tensor
 class BudgetMultiplier(DenseMultiplier):
     """Cooper's dense multiplier with in-place projection and dual restarts.
 
-    After a step lambda is projected onto lambda >= 0 (004 eq. 7); where the last violation seen says that the constraint
-    is satisfied, lambda is set to zero at once (004 section 3.3, "dual restarts"), so that a met budget stops pressing.
-    In place, so that the tensor can be captured in a CUDA graph and no optimizer loses its state.
+    After a step lambda is projected onto lambda >= 0 (004 eq. 7); where the last violation seen says that the
+    constraint is satisfied, lambda is set to zero at once (004 section 3.3, "dual restarts"), so that a met budget
+    stops pressing. In place, so that the tensor can be captured in a CUDA graph and no optimizer loses its state.
     """
 
     def __init__(self, lines: int, restarts: bool, device: torch.device | None = None) -> None:
@@ -21,12 +21,12 @@ class BudgetMultiplier(DenseMultiplier):
     @torch.no_grad()
     def ascend_(self, violation: Tensor, rate: float) -> None:
         """lambda <- [lambda + rate * violation]_+, then restarts."""
-        self.weight.add_(violation.to(self.weight), alpha=rate)
+        self.weight.add_(violation, alpha=rate)
         self.post_step_()
 
     @torch.no_grad()
     def post_step_(self) -> None:
         """Project and restart; Cooper's optimizers call this after their dual step."""
-        self.weight.relu_()
         if self.restarts and self.last is not None:
-            self.weight.mul_(self.last.to(self.weight) > 0)
+            self.weight.mul_(self.last > 0)
+        self.weight.relu_()

@@ -75,8 +75,8 @@ class Folder:
         if self.finished:
             raise OutputError(f"The output folder {self.path} holds a finished run ({there.title}). {elsewhere}")
         raise OutputError(
-            f"The output folder {self.path} holds a run that is not finished ({there.title}). Go on with --resume, give "
-            "another folder with --out, or start anew with --overwrite."
+            f"The output folder {self.path} holds a run that is not finished ({there.title}). Go on with --resume, "
+            "give another folder with --out, or start anew with --overwrite."
         )
 
     def clear(self) -> None:

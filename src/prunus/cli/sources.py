@@ -40,9 +40,13 @@ def device_of(name: str | None) -> str | None:
         if torch.device(name).type == "meta":
             raise RuntimeError("it holds no numbers")
         torch.empty(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # torch asserts where it was built without CUDA
+    except (
+        RuntimeError,
+        AssertionError,
+        NotImplementedError,
+    ) as error:  # torch asserts if built without CUDA
         first = str(error).split("\n", 1)[0].rstrip(".")[:160]
-        raise PrunusError(f"There is no device {name!r} to train on here: {first}; --device cpu always works.") from error
+        raise PrunusError(f"There is no device {name!r} here: {first}; --device cpu always works.") from error
     return name
 
 
@@ -107,11 +111,11 @@ def _made(name: str, seed: int) -> tuple[nn.Module, Any]:
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ModelError(
-            f"{name}() returned a {type(made).__name__}, where a torch.nn.Module, or (module, example_inputs), is expected."
+            f"{name}() returned {type(made).__name__}, where a torch.nn.Module or (module, example_inputs) is expected."
         )
     leaves = torch.utils._pytree.tree_leaves(inputs)
     if inputs is not None and not any(isinstance(leaf, Tensor) for leaf in leaves):
-        raise ModelError(f"The example inputs that {name}() returned hold no tensor; they are a {type(inputs).__name__}.")
+        raise ModelError(f"The example inputs that {name}() returned hold no tensor: {type(inputs).__name__}.")
     return model, inputs
 
 
@@ -149,7 +153,7 @@ def _factory(name: str) -> Callable[[], Any]:
         raise ModelError(f"{name} must be callable without arguments ({error}).") from error
     except ValueError:
         pass  # built in; calling it will tell
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _said(error: BaseException) -> str:

@@ -16,13 +16,19 @@ from rich.text import Text
 from prunus.errors import PrunusError
 
 HERE = str(Path(__file__).resolve().parents[1])
+ENDLESS = 10_000
 INTERRUPTED = 130
 USER = 2
 
 
+class Interrupted(Exception):
+    """Ctrl-C, with what it means for what was under way (typer keeps a plain KeyboardInterrupt's words to itself)."""
+
+
 def out() -> Console:
-    """Where results go."""
-    return Console(highlight=False)
+    """Where results go; lines are broken on terminals alone."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=ENDLESS)
 
 
 def err() -> Console:
@@ -75,16 +81,16 @@ def guarded(call: Callable[[], Any]) -> int:
     try:
         with plain_warnings(warn):
             result = call()
+        if result == INTERRUPTED:
+            error("Interrupted.")
         return result if isinstance(result, int) else 0
     except PrunusError as problem:
         error(str(problem))
         return problem.exit_code
-    except KeyboardInterrupt as problem:
-        error(str(problem) or "Interrupted.")
+    except Interrupted as problem:
+        error(str(problem))
         return INTERRUPTED
-    except typer.Exit as problem:
-        return problem.exit_code
-    except typer.Abort:
+    except (KeyboardInterrupt, typer.Abort):
         error("Interrupted.")
         return INTERRUPTED
     except OSError as problem:
@@ -96,12 +102,19 @@ def guarded(call: Callable[[], Any]) -> int:
         return USER
     except Exception as problem:
         if isinstance(problem, usage) and hasattr(problem, "format_message"):
-            context = getattr(problem, "ctx", None)
-            sentence = problem.format_message().strip()
-            hint = f" Try: {context.command_path} --help" if context is not None else ""
-            error(sentence + ("" if sentence.endswith(".") else ".") + hint)
-            return USER
+            return _misused(problem, problem.format_message().strip())
         if type(problem).__name__ == "OutOfMemoryError":
             error("The device ran out of memory; choose a smaller --batch-size, and --accumulate to make up for it.")
             return USER
         raise
+
+
+def _misused(problem: Exception, sentence: str) -> int:
+    """A command line that cannot be read; a command without arguments shows its help."""
+    if type(problem).__name__ == "NoArgsIsHelpError":
+        out().print(Text(sentence), soft_wrap=True)
+        return 0
+    context = getattr(problem, "ctx", None)
+    hint = f" Try: {context.command_path} --help" if context is not None else ""
+    error(sentence + ("" if sentence.endswith((".", "?")) else ".") + hint)
+    return USER

@@ -21,10 +21,7 @@ from prunus.train import Progress, Run, Settings, fit, fit_dense
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
-    """Settings from the options that were given; an average of decay 0 is none."""
-    values = dict(values)
-    if values.get("ema") == 0:
-        values["ema"] = None
+    """Settings from the options that were given, or from a run's folder."""
     try:
         return Settings(**values)
     except TypeError as error:
@@ -91,12 +88,13 @@ def train(
     """Run the command; `given` and `settings` hold the options that were given, and no others."""
     if resume and overwrite:
         raise PrunusError("--resume goes on with a run and --overwrite starts it anew; give one of them.")
-    if resume and out is not None and not any(given.get(name) for name in ("model", "data", "budgets")):
-        job = Job()  # all that is not given again is the run's own
-    else:
-        job = requested(given, settings)
-    settings_of(job.settings)
-    parse(job.budgets or DEMO.budgets)
+    if settings.get("ema") == 0:
+        settings = {**settings, "ema": None}
+    # All that a resumed run is not told again is its own; it is looked up in the folder below.
+    job = Job() if resume and out is not None else requested(given, settings)
+    settings_of({**job.settings, **settings})
+    if given.get("budgets") or job.budgets:
+        parse(given.get("budgets") or job.budgets)
     folder = Folder(place(out, job))
     if resume:
         job = _resumed(folder, given, settings)
@@ -115,7 +113,7 @@ def train(
         try:
             receipt = _work(run, dense, job, folder, going_on)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_farewell(folder)) from None
+            raise speech.Interrupted(_farewell(folder)) from None
         finally:
             progress.close()
     if not quiet:
@@ -124,9 +122,7 @@ def train(
 
 def _work(run: Run, dense: nn.Module, job: Job, folder: Folder, going_on: bool) -> Receipt:
     """Train the dense twin if asked, then the run; write the report."""
-    if going_on:
-        run.checked = run.restore  # type: ignore[attr-defined]
-    else:
+    if not going_on:
         folder.begin(job)
     if job.baseline and job.dense is None:
         with torch.random.fork_rng():  # the run draws the same numbers with and without its dense twin
@@ -141,7 +137,8 @@ def _resumed(folder: Folder, given: Mapping[str, Any], settings: Mapping[str, An
     """The job that a folder's run was given, if what is asked for now is the same."""
     if not folder.started:
         raise ArtefactError(
-            f"There is no run in {folder.path} to resume; give its folder with --out, or leave --resume out to start anew."
+            f"There is no run in {folder.path} to resume; give its folder with --out, or leave --resume out to start "
+            "anew."
         )
     there = folder.job()
     now = there.with_options({k: v for k, v in given.items() if k != "baseline"}, settings)

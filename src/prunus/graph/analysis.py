@@ -180,4 +180,3 @@ def references(node: Node) -> list[Ref]:
     walk(node.args)
     walk(tuple(node.kwargs.values()))
     return found
-

@@ -50,11 +50,12 @@ def analyse(
 
 
 def walk(traced: Traced) -> Analysis:
+    """Apply the rules to all operations in order, then freeze what no gate may touch."""
     state = Analysis(traced)
     for name, stored in traced.tensors.items():
         state.tensors[name] = [Var(size) for size in stored.shape]
-    for node_name, tensor in traced.parameters.items():
-        state.dims[node_name] = [state.tensors[tensor]]
+    for node_name, owner in traced.parameters.items():
+        state.dims[node_name] = [state.tensors[owner]]
     for node_name, shape in traced.constants.items():
         state.dims[node_name] = [[_frozen(size, Reason("literal tensor in the code", "")) for size in shape]]
     for node_name, shape in traced.inputs.items():
@@ -161,7 +162,7 @@ def _build(traced: Traced, state: Analysis, fine: bool) -> Graph:
     for c in state.contractions:
         whole = c.around if c.around is not None else c.axis
         consumers[c.tensor, c.dim] = _contracted(whole, c.axis, names)
-    selections = _selections(traced, state, axes, consumers) if fine else {}
+    selections = _selections(traced, state, axes, names) if fine else {}
     extra = []
     for module, group in selections.items():
         weight = f"{module}.weight"
@@ -235,7 +236,7 @@ def _selections(
     traced: Traced,
     state: Analysis,
     axes: Mapping[str, tuple[Term, ...]],
-    consumers: Mapping[tuple[str, int], Term],
+    names: Mapping[int, tuple[str, str]],
 ) -> dict[str, str]:
     """Linear layers whose input features can be gated finer than any producer can shrink, by module.
 
@@ -262,7 +263,11 @@ def _selections(
         if (whole and grouped) or not pixels or not from_input or base.size == 1:
             continue
         repeated = sorted(groups_of(base)) != sorted(leaf for leaf in _names(base))
-        if repeated or grouped & groups_of(axes[c.tensor][0]):
+        beside = [axes[c.tensor][0]]
+        for usage in state.usages:
+            if usage.weight == c.tensor:
+                beside += [_resolve(var, names) for var in usage.positions]
+        if repeated or any(grouped & groups_of(term) for term in beside):
             continue
         result[module] = f"{module}.inputs"
     return result
@@ -271,7 +276,9 @@ def _selections(
 def _names(term: Term) -> list[str]:
     if isinstance(term, Leaf):
         return [term.group] if term.group is not None else []
-    parts = (term.base, term.fine) if isinstance(term, Both) else term.factors if isinstance(term, Prod) else term.segments
+    parts = (
+        (term.base, term.fine) if isinstance(term, Both) else term.factors if isinstance(term, Prod) else term.segments
+    )
     return [name for part in parts for name in _names(part)]
 
 
@@ -286,7 +293,9 @@ def _weights_graph(traced: Traced, state: Analysis) -> Graph:
         scattered[name] = name
         size = prod(traced.tensors[name].shape)
         groups.append(Group(name, size, "weight", (), (), ()))
-    axes = {name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()}
+    axes: dict[str, tuple[Term, ...]] = {
+        name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()
+    }
     return Graph(
         axes=axes,
         groups=tuple(groups),
@@ -349,7 +358,9 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         graph,
         axes={name: tuple(map(strip, terms)) for name, terms in graph.axes.items()},
         groups=tuple(
-            replace(g, members=strip_axes(g.members), producers=strip_axes(g.producers), consumers=strip_axes(g.consumers))
+            replace(
+                g, members=strip_axes(g.members), producers=strip_axes(g.producers), consumers=strip_axes(g.consumers)
+            )
             for g in graph.groups
             if g.name not in gone
         ),

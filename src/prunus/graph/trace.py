@@ -1,7 +1,7 @@
 """The one file that touches `torch.export`: a model and example inputs become a plain list of operations.
 
-The graph is exported raw (not decomposed) and non-strict, which is what takes the models that people use; parameters and
-buffers keep the names they have in the model.
+The graph is exported raw (not decomposed) and non-strict, which is what takes the models that people use; parameters
+and buffers keep the names they have in the model.
 """
 
 import copy
@@ -103,8 +103,12 @@ def _module_path(node: torch.fx.Node) -> str:
 
 def _macs(node: torch.fx.Node) -> int:
     """Multiply-accumulates of one operation, counted by PyTorch on tensors without storage."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return 0
+    if not isinstance(node.target, torch._ops.OpOverload):  # a region, as under torch.no_grad: all that stands in it
+        inner = [
+            getattr(node.graph.owning_module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr"
+        ]
+        graphs = [module.graph for module in inner if isinstance(module, torch.fx.GraphModule)]
+        return sum(_macs(n) for graph in graphs for n in graph.nodes if n.op == "call_function")
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -189,9 +193,13 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | N
                     macs=0 if torch.Tag.pointwise in tags else _macs(node),
                 )
             )
-    first = next((t for t in torch.utils._pytree.tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None)
+    first = next(
+        (t for t in torch.utils._pytree.tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None
+    )
     batch = int(first.shape[0]) if first is not None and first.dim() > 0 else 1
-    modules = {name: type(module).__module__ + "." + type(module).__qualname__ for name, module in model.named_modules()}
+    modules = {
+        name: type(module).__module__ + "." + type(module).__qualname__ for name, module in model.named_modules()
+    }
     return Traced(
         tuple(nodes), parameters, constants, inputs, tuple(outputs), tensors, aliases, batch, copy.copy(modules)
     )

@@ -1,8 +1,8 @@
 """Union-find over axes whose classes have structure: a variable is an atom, a row-major product, or a concatenation.
 
-Plain union-find cannot say that 800 features are 50 maps x 16 pixels. Here unifying two axes refines them in place until
-they agree: sizes only ever get smaller, so it ends. Where two structures cannot be brought together exactly, both are
-frozen; nothing is guessed.
+Plain union-find cannot say that 800 features are 50 maps x 16 pixels. Here unifying two axes refines them in place
+until they agree: sizes only ever get smaller, so it ends. Where two structures cannot be brought together exactly, both
+are frozen; nothing is guessed.
 """
 
 from dataclasses import dataclass, field

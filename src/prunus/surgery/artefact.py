@@ -15,13 +15,14 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prunus.axes import Graph, Group, Keep, from_json, groups_of, leaves, to_json
-from prunus.errors import ArtefactError, ModelError
+from prunus.axes import Both, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
+from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.files import replacing
 from prunus.surgery.slicing import slice_model
 
 SCHEMA = 1
 KEY = "prunus"
+DEPTH = 16  # groups over each other; a stranger's plan must not make us allocate more
 
 
 def plan_of(graph: Graph, keep: Keep) -> dict[str, Any]:
@@ -56,7 +57,9 @@ def save(small: nn.Module, path: str | Path) -> None:
         if name in plan["aliases"]:
             continue
         if not isinstance(value, Tensor):
-            raise ModelError(f"The model keeps {name!r} in its state dict, which is no tensor and cannot be saved safely.")
+            raise ModelError(
+                f"The model keeps {name!r} in its state dict, which is no tensor and cannot be saved safely."
+            )
         value = value.detach().cpu().contiguous()
         if name in plan["scattered"]:
             kept = torch.zeros(value.numel(), dtype=torch.bool)
@@ -67,7 +70,7 @@ def save(small: nn.Module, path: str | Path) -> None:
     slim = dict(plan)
     if plan["scattered"]:  # the places say it already
         slim["groups"] = {name: {"size": group["size"], "kept": []} for name, group in plan["groups"].items()}
-    metadata = {KEY: json.dumps(slim, separators=(",", ":")), "digest": _digest(tensors)}
+    metadata = {KEY: json.dumps(slim, separators=(",", ":")), "digest": digest(tensors)}
     path = Path(path)
     with replacing(path) as temporary:
         try:
@@ -86,7 +89,9 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
     plan, tensors = _read(path)
     try:
         return _replay(model, plan, tensors, path)
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError, OverflowError, AssertionError) as error:
+    except PrunusError:
+        raise
+    except Exception as error:
         raise ArtefactError(f"{path} holds a plan that Prunus did not write ({type(error).__name__}).") from error
 
 
@@ -97,11 +102,11 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever a stranger's file makes the reader stumble over
         raise ArtefactError(f"{path} is damaged or no safetensors file ({str(error)[:120]}).") from error
     if KEY not in metadata:
         raise ArtefactError(f"{path} is a safetensors file, but not one of Prunus: it has no plan.")
-    if metadata.get("digest") != _digest(tensors):
+    if metadata.get("digest") != digest(tensors):
         raise ArtefactError(f"{path} is damaged: its weights are not those that were saved.")
     try:
         plan = json.loads(metadata[KEY])
@@ -125,7 +130,7 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
     strange = [name for name in dense if name not in plan["dense"]]
     if strange:
         raise ArtefactError(f"{path} belongs to another model: it knows nothing of the tensor {strange[0]!r}.")
-    graph, keep = _graph(plan, dense, tensors)
+    graph, keep = _graph(plan, model, dense, tensors)
     scattered = {name: _unpack(tensors, name, dense[name]) for name in graph.scattered}
     small = slice_model(model, graph, keep)
     own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
@@ -136,6 +141,10 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
     with torch.no_grad():
         for name, value in own.items():
             new = given[name]
+            if new.is_floating_point() != value.is_floating_point() or (
+                new.dtype != value.dtype and not new.is_floating_point()
+            ):
+                raise ArtefactError(f"{path} is damaged: {name!r} holds {new.dtype}, where {value.dtype} belongs.")
             if new.shape != value.shape:
                 raise ArtefactError(
                     f"{path} is damaged: {name!r} has shape {tuple(new.shape)}, its plan says {tuple(value.shape)}."
@@ -147,7 +156,9 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
     return small
 
 
-def _graph(plan: dict[str, Any], dense: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> tuple[Graph, Keep]:
+def _graph(
+    plan: dict[str, Any], model: nn.Module, dense: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> tuple[Graph, Keep]:
     """Rebuild what surgery needs, believing nothing: every size must be the size of what it speaks of."""
     axes = {}
     for name, terms in plan["axes"].items():
@@ -158,18 +169,30 @@ def _graph(plan: dict[str, Any], dense: Mapping[str, Tensor], tensors: Mapping[s
     split = {module: from_json(term) for module, term in plan["split"].items()}
     sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
     sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
+    for module, term in split.items():
+        if term.size != getattr(model.get_submodule(module), "groups", None):
+            raise ArtefactError(f"The plan splits {module!r} into other groups than it has.")
     groups, kept = [], {}
     for name, group in plan["groups"].items():
         if sizes.get(name) != group["size"]:
             raise ArtefactError(f"The plan's group {name!r} does not have the size of its axes.")
-        groups.append(Group(name, group["size"], "", (), (), ()))
+        groups.append(Group(name, sizes[name], "", (), (), ()))
         kept[name] = group["kept"]
+        if not isinstance(kept[name], list) or len(set(kept[name])) < len(kept[name]):
+            raise ArtefactError(f"The plan must list the units of {name!r} that stay, each once.")
     every = [*(t for terms in axes.values() for t in terms), *split.values()]
     if any(leaf.group and sizes.get(leaf.group) != leaf.size for term in every for leaf in leaves(term)):
         raise ArtefactError("The plan's axes disagree about the size of a group.")
+    if any(_depth(term) > DEPTH for term in every):
+        raise ArtefactError(f"The plan lays more than {DEPTH} groups over each other, which Prunus never does.")
+    shared = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
     for alias, target in plan["aliases"].items():
-        if target not in dense or not isinstance(alias, str):
-            raise ArtefactError(f"The plan shares the tensor {target!r}, which the model does not have.")
+        if target not in dense or shared.get(alias) is not dense[target]:
+            raise ArtefactError(f"The plan shares the tensor {target!r} under a name under which the model does not.")
+    for module, name in plan["selections"].items():
+        layer, (_, term) = model.get_submodule(module), axes[f"{module}.weight"]
+        if type(layer) is not nn.Linear or not isinstance(term, Both) or term.fine.group != name:
+            raise ArtefactError(f"The plan selects inputs of {module!r}, whose inputs are not selected.")
     graph = Graph(
         axes=axes,
         groups=tuple(groups),
@@ -179,8 +202,21 @@ def _graph(plan: dict[str, Any], dense: Mapping[str, Tensor], tensors: Mapping[s
         scattered=plan["scattered"],
     )
     if graph.scattered:
-        kept = {g: _places(tensors, name, dense[name]).nonzero().flatten().tolist() for name, g in graph.scattered.items()}
+        kept = {
+            g: _places(tensors, name, dense[name]).nonzero().flatten().tolist() for name, g in graph.scattered.items()
+        }
     return graph, Keep.of_indices(graph, kept)
+
+
+def _depth(term: Term) -> int:
+    """How many gates can act at one position: what a plan makes `factors` allocate."""
+    if isinstance(term, Leaf):
+        return int(term.group is not None)
+    if isinstance(term, Both):
+        return _depth(term.base) + 1
+    if isinstance(term, Prod):
+        return sum(_depth(factor) for factor in term.factors)
+    return max(_depth(segment) for segment in term.segments)
 
 
 def _pack(mask: Tensor) -> Tensor:
@@ -206,10 +242,11 @@ def _unpack(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
     return full.view(dense.shape)
 
 
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """What tells these tensors from any others: safetensors itself notices no flipped bit."""
+    sum_ = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].contiguous()
-        digest.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    return digest.hexdigest()
+        sum_.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
+        sum_.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    return sum_.hexdigest()

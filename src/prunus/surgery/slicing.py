@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from prunus.axes import Both, Graph, Keep
 from prunus.errors import ModelError
+from prunus.measure import evaluating
 
 
 class SelectedLinear(nn.Linear):
@@ -112,7 +113,8 @@ def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str
                 _put(small, every, new)
         for module, group in graph.selections.items():
             _select(small, graph, keep, module, group)
-        _resize(small, graph, keep)
+        with evaluating(small):  # a parametrised weight is computed to be measured, which in training may change it
+            _resize(small, graph, keep)
     return small
 
 

@@ -191,7 +191,7 @@ def _fails(model: nn.Module, graph: Graph, inputs: Inputs, names: list[str], tol
         first = (str(error).strip().splitlines() or [""])[0][:120]
         return f"removal does not run ({type(error).__name__}: {first})"
     whole, gated = outputs(model, inputs), outputs(model, inputs, masked)
-    whole, gated = [_wide(a) for a in whole], [_wide(a) for a in gated]
+    whole, gated, small = ([_wide(a) for a in every] for every in (whole, gated, small))
     effect = max(((a - b).abs().max().item() if a.numel() else 0.0) for a, b in zip(whole, gated, strict=True))
     scale = max(a.abs().max().item() if a.numel() else 0.0 for a in gated)
     error_ = max_rel_diff(gated, small) * scale

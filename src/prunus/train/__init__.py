@@ -1,6 +1,8 @@
 """Training: the reference loop, its settings, checkpoints and progress."""
 
-from prunus.train.loop import Result, Run, accuracy, fit, fit_dense
+from prunus.train.fit import Result, fit, fit_dense
+from prunus.train.loop import Run
+from prunus.train.metric import accuracy
 from prunus.train.progress import Progress
 from prunus.train.settings import Settings
 

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from prunus.errors import ArtefactError
 from prunus.files import replacing
+from prunus.surgery.artefact import digest
 
 NAME = "state.safetensors"
 SCHEMA = 1
@@ -26,7 +27,7 @@ def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any])
     flat = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
     with replacing(folder / NAME) as temporary:
         try:
-            save_file(flat, temporary, metadata={"checkpoint": json.dumps({"schema": SCHEMA, **facts})})
+            save_file(flat, temporary, metadata={"checkpoint": json.dumps({"schema": SCHEMA, "digest": digest(flat), **facts})})
         except SafetensorError as error:
             raise OSError(None, str(error)) from error
 
@@ -44,10 +45,12 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt", device="cpu") as file:
             facts = json.loads((file.metadata() or {})["checkpoint"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, RecursionError) as error:
+    except Exception as error:  # whatever the reader stumbles over
         raise ArtefactError(f"The checkpoint {path} is damaged ({str(error)[:120]}).") from error
     if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
         raise ArtefactError(f"The checkpoint {path} is of another version (this Prunus reads schema {SCHEMA}).")
+    if facts.get("digest") != digest(tensors):
+        raise ArtefactError(f"The checkpoint {path} is damaged: its tensors are not those that were saved.")
     return tensors, facts
 
 

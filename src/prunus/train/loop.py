@@ -1,13 +1,12 @@
 """The reference loop: forward, Lagrangian, backward, primal step, dual step, in this order.
 
-Prunus needs no trainer: `budget.pressure()` and `budget.step()` go into anybody's loop. This one is what the command line
-runs, on `accelerate` for devices, precision and processes.
+Prunus needs no trainer: `budget.pressure()` and `budget.step()` go into anybody's loop. This one is what the command
+line runs, on `accelerate` for devices, precision and processes.
 """
 
 import time
-from collections.abc import Callable
+import warnings
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,39 +21,19 @@ from prunus.data import Batches, Dataset
 from prunus.errors import ArtefactError, ModelError, RunFailed
 from prunus.extrapolation import ExtrapolationFromThePast
 from prunus.files import writable_folder
-from prunus.front import gate, shrink
+from prunus.front import gate
 from prunus.gated import Gated
 from prunus.landing import land
 from prunus.measure import evaluating
-from prunus.receipt import Receipt, versions
-from prunus.record import SCHEMA, Writer
-from prunus.surgery.artefact import save
+from prunus.record import Writer
 from prunus.train import checkpoint
 from prunus.train.average import Average
+from prunus.train.metric import accuracy
 from prunus.train.progress import Progress
 from prunus.train.settings import Settings
 from prunus.train.trend import warning
 
 LOG_LINES = 400
-EVALUATION_BATCH = 1024
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run gives back."""
-
-    small: nn.Module
-    receipt: Receipt
-    out: Path
-
-
-def accuracy(network: nn.Module, x: Tensor, y: Tensor, batch: int = EVALUATION_BATCH) -> float:
-    """The fraction of examples classified right, in evaluation mode."""
-    right = torch.zeros((), dtype=torch.long, device=x.device)
-    with evaluating(network):
-        for start in range(0, len(x), batch):
-            right += (network(x[start : start + batch]).argmax(-1) == y[start : start + batch]).sum()
-    return right.item() / len(x)
 
 
 class Run:
@@ -165,7 +144,7 @@ class Run:
             optimizer.zero_grad(set_to_none=True)
             budget.step()
             if settings.extrapolate and not gated.fixed:
-                with self.optimizer.settled():  # type: ignore[union-attr]
+                with self.settled():
                     gated.gates.clamp_(gated.log_alpha)
             if self.average is not None:
                 self.average.update()
@@ -200,8 +179,10 @@ class Run:
         """Close what training left above the budget, and fix the gates for the polish."""
         if self.average is not None:
             self.average.take()
-        done = land(self.gated, self.budget)
-        self.gated.fix(noise=self.settings.polish_noise)
+        with warnings.catch_warnings(), self.settled():
+            warnings.simplefilter("ignore")  # said below, where the record sees it too
+            done = land(self.gated, self.budget)
+            self.gated.fix(noise=self.settings.polish_noise)
         if self.average is not None:
             self.average.restart()
         log.write("landing", epoch=self.epoch, **done.as_dict())
@@ -213,11 +194,14 @@ class Run:
         self.progress.warn(message)
 
     def _metric(self) -> float:
-        with self.average.in_place() if self.average is not None else self._settled():
+        with self.average.in_place() if self.average is not None else self.settled():
             return accuracy(self.gated, self.data.test_x, self.data.test_y)
 
-    def _settled(self) -> Any:
-        return self.optimizer.settled() if self.settings.extrapolate and self.step else nullcontext()
+    def settled(self) -> Any:
+        """The parameters as they would be deployed, where extrapolation has moved them ahead."""
+        if isinstance(self.optimizer, ExtrapolationFromThePast) and self.step:
+            return self.optimizer.settled()
+        return nullcontext()
 
     def _close_epoch(self, log: Writer, loss: float, value: float) -> None:
         readings = self.budget.readings()
@@ -318,88 +302,6 @@ class Run:
         return int(facts["log_bytes"])
 
 
-def fit(run: Run, *, resume: bool = False, dense: float | None = None) -> Result:
-    """Train a run to its budget, land, polish, shrink, and write the artefact and the receipt.
-
-    Args:
-        run: a fresh run.
-        resume: go on from the checkpoint in its folder.
-        dense: the dense model's metric, if it was measured.
-    """
-    keep_bytes = run.restore() if resume else None
-    settings, gated = run.settings, run.gated
-    with Writer(run.out / "log.jsonl", keep_bytes) as log, run.progress.running(settings, run.budget):
-        if not resume:
-            log.write("start", **_start(run))
-        run.train(log)
-        run.progress.say("shrinking")
-        small, receipt = shrink(
-            gated,
-            run.inputs,
-            evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
-            metric={"name": "accuracy", "dense": dense},
-            run={
-                "seed": settings.seed,
-                "seconds": round(run.seconds, 3),
-                "device": _device_name(run.device),
-                "epochs": settings.epochs,
-                "method": settings.method,
-            },
-        )
-        if not all(budget["met"] for budget in receipt["budgets"]):
-            raise RunFailed("The run ended above its budget, which the landing should make impossible: please report it.")
-        save(small, run.out / "small.safetensors")
-        receipt.save(run.out / "receipt.json")
-        log.write("end", seconds=run.seconds, receipt=dict(receipt))
-    return Result(small, receipt, run.out)
-
-
-def fit_dense(
-    model: nn.Module, data: Dataset, settings: Settings, device: torch.device, progress: Progress | None = None
-) -> float:
-    """Train the dense model by the same recipe without gates; gives its test accuracy, to compare with."""
-    data = data.to(device)
-    torch.manual_seed(settings.seed)
-    model = model.to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=settings.weight_lr, weight_decay=0.0)
-    batches = Batches(data.train_x, data.train_y, settings.batch_size, seed=settings.seed)
-    average = Average(model.parameters(), settings.ema) if settings.ema is not None else None
-    model.train()
-    tick: Callable[[float], None] = progress.baseline(settings.epochs) if progress else lambda epoch: None
-    for epoch in range(settings.epochs):
-        for k, (x, y) in enumerate(batches):
-            optimizer.param_groups[0]["lr"] = settings.weight_lr * settings.scale("weight", epoch + k / len(batches))
-            loss = F.cross_entropy(model(x), y)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
-            if average is not None:
-                average.update()
-        tick(epoch + 1)
-    if average is not None:
-        average.take()
-    return accuracy(model, data.test_x, data.test_y)
-
-
-def _start(run: Run) -> dict[str, Any]:
-    settings = run.settings
-    return {
-        "schema": SCHEMA,
-        "model": run.names[0],
-        "data": run.names[1],
-        "seed": settings.seed,
-        "device": _device_name(run.device),
-        "epochs": settings.epochs,
-        "steps_per_epoch": run.steps_per_epoch,
-        "method": settings.method,
-        "settings": {**settings.as_dict(), "dual_rate": run.budget.dual_rate},
-        "versions": versions(),
-        "dense": run.gated.cost.dense(),
-        "budgets": [{k: reading[k] for k in ("what", "where", "limit", "dense")} for reading in run.budget.readings()],
-        "groups": [{"name": g.name, "size": g.size, "unit": g.unit} for g in run.gated.graph.groups],
-    }
-
-
 def _lines(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: reading[key] for key in ("expected", "deployed", "paper", "multiplier")} for reading in readings]
 
@@ -410,10 +312,6 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _to(value: Any, device: torch.device) -> Any:
     return torch.utils._pytree.tree_map(lambda v: v.to(device) if isinstance(v, Tensor) else v, value)
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
 def _check_outputs(gated: Gated, data: Dataset) -> None:

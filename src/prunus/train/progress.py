@@ -1,16 +1,30 @@
-"""What a person sees while a run trains: one line that moves, with the time that is left; on stderr, by `rich`."""
+"""What a person sees while a run trains: a bar with the facts below it and the time that is left; on stderr, by
+`rich`."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
 
 from prunus.budget import Budget
 from prunus.train.settings import Settings
+
+
+class _Bar(Bar):
+    """A bar with lines of facts below it."""
+
+    below: Text = Text("")
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The bar, then the facts."""
+        yield self.make_tasks_table(self.tasks)
+        if self.below.plain:
+            yield self.below
 
 
 class Progress:
@@ -19,12 +33,14 @@ class Progress:
     def __init__(self, console: Console | None = None, quiet: bool = False) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.quiet = quiet
-        self._bar: Bar | None = None
+        self._bar: _Bar | None = None
         self._task: TaskID | None = None
         self._names: list[str] = []
         self._epochs = 0
         self._metric: float | None = None
         self._began = 0.0
+        self._first: int | None = None  # the first epoch that was finished here: a resumed run did not spend the others
+        self._warned: list[str] = []
 
     @contextmanager
     def running(self, settings: Settings, budget: Budget) -> Iterator[None]:
@@ -32,72 +48,79 @@ class Progress:
         self._names = [line.name for line in budget.lines]
         self._epochs = settings.epochs
         self._began = time.perf_counter()
-        if self.quiet or not self.console.is_terminal:
+        self._first = None
+        self._open("training", settings.epochs)
+        try:
             yield
-            return
-        with self._make() as self._bar:
-            self._task = self._bar.add_task("training", total=settings.epochs, facts="")
-            yield
-        self._bar = None
+        finally:
+            self.close()
 
-    def _make(self) -> Bar:
-        return Bar(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[facts]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-        )
+    def _open(self, what: str, total: int) -> None:
+        self.close()
+        if not self.quiet and self.console.is_terminal:
+            self._bar = _Bar(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=24),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("left"),
+                console=self.console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(what, total=total)
+            self._bar.start()
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
 
     def step(self, epoch: float, loss: float, readings: list[dict[str, Any]]) -> None:
         """A few times an epoch."""
         if self._bar is not None and self._task is not None:
-            metric = "" if self._metric is None else f" acc {self._metric:.2%}"
-            self._bar.update(
-                self._task,
-                completed=epoch,
-                description=f"epoch {epoch:.1f}/{self._epochs}",
-                facts=f"loss {loss:.4f}{metric} {self._budgets(readings)}",
-            )
+            lines = [self._quality(loss), *self._budgets(readings)]
+            self._bar.below = Text("\n".join(lines), style="dim", no_wrap=True, overflow="ellipsis")
+            self._bar.update(self._task, completed=epoch, description=f"epoch {epoch:.1f} of {self._epochs}")
 
     def epoch(self, epoch: int, loss: float, metric: float, readings: list[dict[str, Any]]) -> None:
         """After every epoch."""
         self._metric = metric
+        self._first = self._first or epoch
         if self._bar is not None:
             self.step(float(epoch), loss, readings)
         elif not self.quiet:
             spent = time.perf_counter() - self._began
-            left = spent / max(1, epoch) * (self._epochs - epoch)
-            self.console.print(
-                f"epoch {epoch}/{self._epochs}  loss {loss:.4f}  acc {metric:.2%}  {self._budgets(readings)}  "
-                f"{spent:.0f} s, {left:.0f} s left",
-                soft_wrap=True,
-            )
+            left = spent / (epoch - self._first + 1) * (self._epochs - epoch)
+            facts = "  ".join([self._quality(loss), *self._budgets(readings)])
+            self._say(f"epoch {epoch}/{self._epochs}  {facts}  {spent:.0f} s, {left:.0f} s left")
 
-    def _budgets(self, readings: list[dict[str, Any]]) -> str:
+    def _quality(self, loss: float) -> str:
+        return f"loss {loss:.4f}" + ("" if self._metric is None else f"  test accuracy {self._metric:.2%}")
+
+    def _budgets(self, readings: list[dict[str, Any]]) -> list[str]:
+        """Every budget in parts of the dense cost."""
         parts = []
         for name, r in zip(self._names, readings, strict=True):
-            dense = r["dense"] or 1
-            parts.append(
-                f"{name} exp {r['expected'] / dense:.1%} dep {r['deployed'] / dense:.1%} of {r['limit'] / dense:.1%} "
-                f"λ {r['multiplier']:.2g}"
-            )
-        return "  ".join(parts)
+            shares = [_percent(r[key] / (r["dense"] or 1)) for key in ("expected", "deployed", "limit")]
+            said = "expected {}, deployed {}, limit {}".format(*shares)
+            parts.append(f"{name}: {said}, multiplier {abs(r['multiplier']):.3g}")
+        return parts
 
     def baseline(self, epochs: int) -> Callable[[float], None]:
         """Progress of the dense baseline."""
         began = time.perf_counter()
-        step = max(1, epochs // 5)
+        every = max(1, epochs // 5)
+        self._open("dense baseline", epochs)
 
         def tick(epoch: float) -> None:
-            if not self.quiet and int(epoch) % step == 0:
+            if self._bar is not None and self._task is not None:
+                self._bar.update(self._task, completed=epoch)
+                if epoch >= epochs:
+                    self.close()
+            elif not self.quiet and int(epoch) % every == 0:
                 spent = time.perf_counter() - began
-                self.console.print(
-                    f"dense baseline: epoch {epoch:.0f}/{epochs}, {spent / epoch * (epochs - epoch):.0f} s left"
-                )
+                self._say(f"dense baseline: epoch {epoch:.0f}/{epochs}, {spent / epoch * (epochs - epoch):.0f} s left")
 
         return tick
 
@@ -107,6 +130,19 @@ class Progress:
             self._bar.update(self._task, description=what)
 
     def warn(self, message: str) -> None:
-        """A plain warning above the bar."""
-        if not self.quiet:
-            self.console.print(f"[yellow]warning:[/] {message}", soft_wrap=True)
+        """A plain warning above the bar, each once; said even by who is quiet otherwise."""
+        if message not in self._warned:
+            self._warned.append(message)
+            self.console.print(Text.assemble(("warning: ", "yellow"), message), soft_wrap=not self.console.is_terminal)
+
+    def _say(self, line: str) -> None:
+        self.console.print(Text(line), soft_wrap=True)
+
+
+def _percent(share: float) -> str:
+    """One digit behind the point, more where that would be nothing.
+
+    >>> _percent(0.123), _percent(1.0), _percent(0.00012)
+    ('12.3%', '100.0%', '0.012%')
+    """
+    return f"{share:.1%}" if share >= 0.001 else f"{share * 100:.2g}%"

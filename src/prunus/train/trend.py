@@ -32,7 +32,7 @@ def warning(name: str, limit: str, history: Sequence[float], epochs: int) -> str
     if ahead is None or ahead <= MARGIN:
         return None
     return (
-        f"At this pace the budget {name}={limit} will not be met by training: the deployed cost is {history[-1]:.2f} times "
-        f"the limit after epoch {len(history)} and heads for {ahead:.2f} times at epoch {epochs}. Raise the dual rate or "
-        "train for more epochs, or the landing will have to close the rest."
+        f"At this pace the budget {name}={limit} will not be met by training: the deployed cost is {history[-1]:.2f} "
+        f"times the limit after epoch {len(history)} and heads for {ahead:.2f} times at epoch {epochs}. Raise the dual "
+        "rate or train for more epochs, or the landing will have to close the rest."
     )
