@@ -439,14 +439,12 @@ def test_a_model_with_nothing_to_shrink_passes_through() -> None:
     assert "nothing can shrink" in repr(one)
 
 
-@pytest.mark.xfail(strict=True, reason="gated.py: _forward_per_example lays out sites where there are none")
 def test_a_model_with_nothing_to_shrink_passes_through_per_example() -> None:
     model, x = nn.Linear(8, 3), torch.randn(2, 8)
     one = Gated(model, analyse(model, (x,), units="groups"), per_example=True).train()
     assert torch.equal(one(x), model(x))
 
 
-@pytest.mark.xfail(strict=True, reason="gated.py: open_units may close a whole group whose readers are all gated finer")
 def test_a_branch_that_is_read_nowhere_keeps_one_unit() -> None:
     one = gated("branches").double().eval()
     with torch.no_grad():

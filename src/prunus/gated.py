@@ -189,12 +189,13 @@ class Gated(nn.Module):
         if self._sites:
             weights = [module._parameters[leaf] for module, leaf in self._places]
             index = None if self._plain else self._index
-            result.update(zip(self._names, Multiply.apply(z, index, self._lengths, self._shapes, *weights), strict=True))
+            products = Multiply.apply(z, index, self._lengths, self._shapes, *weights)
+            result.update(zip(self._names, products, strict=True))
         return result
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward pass, under one sample of the gates (in evaluation mode: the test-time gates)."""
-        if self.training and self.per_example:
+        if self.training and self.per_example and self._sites:
             return self._forward_per_example(*args, **kwargs)
         z = self.sample() if self.training else self.test_gates()
         weights = self._multiplied(z)
@@ -247,8 +248,11 @@ class Gated(nn.Module):
             for at, end, name in places:
                 owner = getattr(self, name)
                 read = read.index_add(0, owner.masked_fill(owner < 0, stop - start), open_[at:end])
+            before = open_[start:stop]
+            still = before * (read[:-1] > 0)
+            first = (before > 0) & (before.cumsum(0) == 1)  # no layer can be empty: one unit stays, unread
             open_ = open_.clone()
-            open_[start:stop] = open_[start:stop] * (read[:-1] > 0)
+            open_[start:stop] = torch.where(still.any(), still, first.to(still.dtype))
         return open_
 
     @torch.no_grad()

@@ -37,8 +37,8 @@ class Landing:
         if self.share <= NOTABLE:
             return None
         return (
-            f"The landing had to close {self.closed:,} gates, {self.share:.1%} of a limit, because training ended above "
-            "the budget. Train for more epochs, or raise the dual rate, so that the multipliers get there."
+            f"The landing had to close {self.closed:,} gates, {self.share:.1%} of a limit, because training ended "
+            "above the budget. Train for more epochs, or raise the dual rate, so that the multipliers get there."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     if gated.landing is None or result.closed:
         gated.landing = result.as_dict()
     if result.advice:
-        warnings.warn(result.advice, stacklevel=2)
+        warnings.warn(result.advice, stacklevel=3)  # past the decorator
     return result
 
 

@@ -60,7 +60,7 @@ class Writer:
             path.parent.mkdir(parents=True, exist_ok=True)
             if keep_bytes and (not path.exists() or path.stat().st_size < keep_bytes):
                 raise ArtefactError(
-                    f"The log {path} is gone or was cut: its checkpoint was made behind {keep_bytes:,} bytes of it. Put it "
+                    f"The log {path} is gone or was cut: its checkpoint continues {keep_bytes:,} bytes of it. Put it "
                     "back, or start anew without --resume."
                 )
             self._file = open(path, "r+b" if keep_bytes else "wb")  # noqa: SIM115 (closed by `close`)

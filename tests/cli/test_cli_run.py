@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import filelock
 import pytest
 import torch
 from cli_shell import SHORT, Said, call, receipt
@@ -191,6 +192,19 @@ def test_an_interrupt_later_says_how_to_go_on(copied: Path, monkeypatch: pytest.
     assert said.code == 130
     assert "--resume goes on" in said.err
     assert (copied / "checkpoint" / "state.safetensors").exists()
+
+
+def test_two_runs_do_not_share_a_folder(here: Path) -> None:
+    (here / "run").mkdir()
+    with filelock.FileLock(here / "run" / ".lock"):
+        said = call(*SHORT, "--out", "run")
+    assert said.code == 2
+    assert "Another run is at work in run" in said.err
+
+
+def test_help_needs_no_more_than_the_commands() -> None:
+    code = "import sys, prunus.cli; sys.exit(sum(name in sys.modules for name in ('prunus.train', 'prunus.report')))"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_every_setting_has_an_option() -> None:

@@ -255,14 +255,14 @@ def test_counts_of_terms() -> None:
     assert count(Cat((Leaf("a", 3), Leaf("a", 3), Leaf(None, 2)))) == {("a",): 2, (): 2}
     assert count(Prod((Leaf("b", 3), Cat((Leaf("a", 2), Leaf(None, 4)))))) == {("a", "b"): 1, ("b",): 4}
     assert count(Both(Prod((Leaf("a", 2), Leaf(None, 3))), Leaf("f", 6))) == {(nested("f"),): 1}
+    assert count(Both(Leaf(None, 6), Leaf("f", 6))) == {("f",): 1}  # nested in nothing
 
 
 def test_a_nested_group_on_both_sides_is_refused() -> None:
-    term = Both(Leaf(None, 2), Leaf("f", 2))
+    term = Both(Leaf("a", 2), Leaf("f", 2))
     axis = Axis("w", 0, term)
-    graph = Graph(
-        {"w": (term, term)}, (Group("f", 2, "input", (axis,), (), (axis,)),), tensors={"w": Stored((2, 2), 4, True)}
-    )
+    groups = tuple(Group(name, 2, "input", (axis,), (), (axis,)) for name in ("a", "f"))
+    graph = Graph({"w": (term, term)}, groups, tensors={"w": Stored((2, 2), 4, True)})
     with pytest.raises(AssertionError, match="nested"):
         _ = Cost(graph).whole
 

@@ -5,11 +5,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import filelock
+
 from prunus.cli.job import FILE, Job
 from prunus.errors import ArtefactError, OutputError
+from prunus.files import writable_folder
 from prunus.record import read
 from prunus.train import checkpoint
 
+LOCK = ".lock"
 MADE = ("receipt.json", "small.safetensors", "report.html", "log.jsonl", "checkpoint", "plots")
 
 
@@ -48,10 +52,13 @@ class Folder:
         if (self.checkpoint / FILE).is_file() or not self.saved:
             return Job.load(self.checkpoint)
         _, facts = checkpoint.read(self.checkpoint)  # of a run that Python code made
-        model, data = facts["names"]
-        if not model or not data:
-            raise ArtefactError(f"The checkpoint in {self.path} does not say by which names its model and data go.")
-        return Job(model, data, tuple(text.replace(",", "") for text in facts["budgets"]), facts["settings"])
+        try:
+            model, data = map(str, facts["names"])
+            budgets = tuple(text.replace(",", "") for text in facts["budgets"])
+            settings = dict(facts["settings"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ArtefactError(f"The checkpoint in {self.path} does not say what it was made for.") from error
+        return Job(model, data, budgets, settings)
 
     def refuse_other(self, job: Job) -> None:
         """Refuse to mix with, or to overwrite, what lies here.
@@ -103,6 +110,23 @@ class Folder:
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()
             raise
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other runs out of the folder while one is at work there."""
+        writable_folder(self.path)
+        lock = filelock.FileLock(self.path / LOCK, timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise OutputError(
+                f"Another run is at work in {self.path}; give this one another folder with --out."
+            ) from error
+        try:
+            yield
+        finally:
+            (self.path / LOCK).unlink(missing_ok=True)
+            lock.release()
 
     def begin(self, job: Job) -> None:
         """Take the folder for a job: remove what was there, write down what is to be done."""

@@ -21,6 +21,8 @@ def shrink(path: Path, given: Mapping[str, Any], device: str | None) -> None:
     if not folder.saved:
         raise ArtefactError(f"There is no run with a checkpoint in {path}; give the folder that `prunus train` wrote.")
     job = replace(folder.job(), **given, baseline=False)
+    if not job.model or not job.data:
+        raise ArtefactError(f"The checkpoint in {path} does not name its model and data; give --model and --data.")
     run, _ = build(job, path, device)
     run.restore()
     if run.average is not None and not run.gated.fixed:

@@ -104,7 +104,7 @@ def train(
     elif not overwrite:
         folder.refuse_other(job)
     progress = Progress(quiet=quiet)
-    with folder.nothing_half_done(), speech.plain_warnings(progress.warn):
+    with folder.nothing_half_done(), folder.alone(), speech.plain_warnings(progress.warn):
         run, dense = build(job, folder.path, device, progress)
         going_on = resume and folder.saved
         if not quiet:

@@ -25,9 +25,10 @@ SCHEMA = 1
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
     flat = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
+    whole = json.dumps({"schema": SCHEMA, "digest": digest(flat), **facts})
     with replacing(folder / NAME) as temporary:
         try:
-            save_file(flat, temporary, metadata={"checkpoint": json.dumps({"schema": SCHEMA, "digest": digest(flat), **facts})})
+            save_file(flat, temporary, metadata={"checkpoint": whole})
         except SafetensorError as error:
             raise OSError(None, str(error)) from error
 

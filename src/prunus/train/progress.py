@@ -130,8 +130,8 @@ class Progress:
             self._bar.update(self._task, description=what)
 
     def warn(self, message: str) -> None:
-        """A plain warning above the bar, each once; said even by who is quiet otherwise."""
-        if message not in self._warned:
+        """A plain warning above the bar, each once."""
+        if not self.quiet and message not in self._warned:
             self._warned.append(message)
             self.console.print(Text.assemble(("warning: ", "yellow"), message), soft_wrap=not self.console.is_terminal)
 
