@@ -9,7 +9,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "prunus"
 LAYERS = [
     ["errors"],
     ["axes", "record", "files", "measure", "models", "moments", "extrapolation"],
-    ["cost", "graph", "gates", "data"],
+    ["cost", "graph", "gates", "data", "sealed"],
     ["gated", "surgery"],
     ["budget"],
     ["landing", "methods", "receipt"],

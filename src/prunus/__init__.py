@@ -3,11 +3,19 @@
 >>> import torch
 >>> from torch import nn
 >>> import prunus
->>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
->>> x = torch.randn(4, 8)
+>>> _ = torch.manual_seed(0)
+>>> model, x = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 2)), torch.randn(64, 8)
 >>> gated = prunus.gate(model, x)
->>> budget = prunus.Budget(gated, params=0.5)
->>> small, receipt = prunus.shrink(gated, x)  # untrained gates: the landing closes all that is missing
+>>> budget = prunus.Budget(gated, params=0.5, dual_rate=0.02)
+>>> optimizer = torch.optim.Adam(gated.parameters(), lr=0.02)
+>>> for step in range(300):
+...     budget.tighten(step / 240)
+...     loss = nn.functional.mse_loss(gated(x), x[:, :2]) + budget.pressure()
+...     optimizer.zero_grad()
+...     loss.backward()
+...     optimizer.step()
+...     budget.step()
+>>> small, receipt = prunus.shrink(gated, x)
 >>> receipt["deployed"]["params"] <= 0.5 * receipt["dense"]["params"]
 True
 """

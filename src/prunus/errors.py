@@ -4,6 +4,8 @@ The command line prints the sentence and ends with the class's `exit_code`; noth
 """
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -37,10 +39,22 @@ class OutputError(PrunusError):
     """A folder or file that cannot be written: read-only, full, or in use."""
 
 
+class PrunusWarning(UserWarning):
+    """Something that works, but probably not as the user means it."""
+
+
 class RunFailed(PrunusError):
     """A run that diverged or cannot be brought under its budget."""
 
     exit_code = 3
+
+
+def warn(sentence: str) -> None:
+    """Warn, pointing at the line of the user's that led here."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("prunus", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(sentence, PrunusWarning, stacklevel=level)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -136,6 +136,21 @@ class ExtrapolationFromThePast(Optimizer):
             self._is_settled = False
             self._swap()
 
+    def settle(self) -> None:
+        """Go back to x_t for good, and forget the past.
+
+        >>> x = torch.tensor([1.0], requires_grad=True)
+        >>> optimizer = ExtrapolationFromThePast(torch.optim.SGD([x], lr=0.1))
+        >>> (x**2 / 2).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.settle()
+        >>> x.data
+        tensor([0.9000])
+        """
+        self._refuse_settled("settle")
+        self._swap()
+        self.forget()
+
     def forget(self) -> None:
         """Forget the past: what the parameters hold now becomes x_t, as after loading weights by hand."""
         self._refuse_settled("forget its past")

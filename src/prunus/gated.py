@@ -22,6 +22,7 @@ from prunus.gates import Draw, Estimator, GateInputs, HardConcrete, Multiply, la
 from prunus.graph import matches
 from prunus.measure import batch_size
 
+CLOSED = 1e3  # below every log alpha, and small enough that ties among closed gates are still broken
 NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
 
 
@@ -228,7 +229,7 @@ class Gated(nn.Module):
         """
         key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self.tie
         if self._mask is not None:
-            key = key.masked_fill(self._mask == 0, -1e9) - self.tie
+            key = key - CLOSED * (self._mask == 0)
         if not self.units:
             return key
         best = torch.full((len(self.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)

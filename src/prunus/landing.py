@@ -5,7 +5,6 @@ closed unit is the derivative of the cost at the present 0/1 openness, which for
 difference.
 """
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prunus.budget import Budget
-from prunus.errors import RunFailed
+from prunus.errors import RunFailed, warn
 from prunus.gated import Gated
 
 NOTABLE = 0.02  # a landing that closes more than this part of a limit is worth a warning
@@ -37,8 +36,9 @@ class Landing:
         if self.share <= NOTABLE:
             return None
         return (
-            f"The landing had to close {self.closed:,} gates, {self.share:.1%} of a limit, because training ended "
-            "above the budget. Train for more epochs, or raise the dual rate, so that the multipliers get there."
+            f"The landing had to close {self.closed:,} gate{'s' * (self.closed != 1)}, {self.share:.1%} of a limit, "
+            "because training ended above the budget. Train for more epochs, or raise the dual rate, so that the "
+            "multipliers get there."
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         location[order[: max(1, many)]] = gated.gates.low
         open_ = gated.open_units(location)
     gone = (start > 0) & (open_ == 0)
-    gated.close((location == gated.gates.low) & (start > 0))
+    gated.close(location != gated.log_alpha)
     after = budget.readings()
     result = Landing(
         int(gone.sum()),
@@ -100,7 +100,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     if gated.landing is None or result.closed:
         gated.landing = result.as_dict()
     if result.advice:
-        warnings.warn(result.advice, stacklevel=3)  # past the decorator
+        warn(result.advice)
     return result
 
 

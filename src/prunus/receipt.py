@@ -38,7 +38,7 @@ class Receipt(dict[str, Any]):
             lines.append(f"{what:12}{dense[what]:>14,}{small[what]:>14,}{small[what] / max(1, dense[what]):>9.2%}")
         for batch in small["latency_ms"]:
             a, b = dense["latency_ms"][batch]["median"], small["latency_ms"][batch]["median"]
-            lines.append(f"{f'ms, batch {batch}':12}{a:>14.3f}{b:>14.3f}{f'{a / b:.2f}x' if b else '':>9}")
+            lines.append(f"{f'ms, batch {batch}':12}{a:>14.3f}{b:>14.3f}" + (f"{a / b:>9.2f}x as fast" if b else ""))
         for b in self["budgets"]:
             where = f"layer:{b['where']}:" if b["where"] else ""
             verdict = "met" if b["met"] else "MISSED"

@@ -7,7 +7,6 @@ serves all limits. The weights and gates follow the expected cost, which has a g
 cost, which counts (proxy constraints: 004 section 4, Cotter et al. 2019), or the expected one if asked.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from prunus.budget.lines import Line, chooser, read_lines
 from prunus.budget.multiplier import BudgetMultiplier
 from prunus.cost import Row, Rows
-from prunus.errors import BudgetError
+from prunus.errors import BudgetError, warn
 from prunus.gated import Gated
 
 
@@ -118,10 +117,7 @@ class Budget:
                     f"{_number(floor[k], line)} because closed gates keep a small probability; use dual='deployed'."
                 )
             if limit >= dense:
-                warnings.warn(
-                    f"The budget {line} allows what the dense model costs, {_number(dense, line)}: it does nothing.",
-                    stacklevel=3,
-                )
+                warn(f"The budget {line} allows what the dense model costs, {_number(dense, line)}: it does nothing.")
 
     def _move(self, device: torch.device) -> None:
         self.limits, self.now = self.limits.to(device), self.now.to(device)

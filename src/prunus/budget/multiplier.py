@@ -27,6 +27,6 @@ class BudgetMultiplier(DenseMultiplier):
     @torch.no_grad()
     def post_step_(self) -> None:
         """Project and restart; Cooper's optimizers call this after their dual step."""
+        self.weight.relu_()
         if self.restarts and self.last is not None:
             self.weight.mul_(self.last > 0)
-        self.weight.relu_()

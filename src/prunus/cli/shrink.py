@@ -25,8 +25,7 @@ def shrink(path: Path, given: Mapping[str, Any], device: str | None) -> None:
         raise ArtefactError(f"The checkpoint in {path} does not name its model and data; give --model and --data.")
     run, _ = build(job, path, device)
     run.restore()
-    if run.average is not None and not run.gated.fixed:
-        run.average.take()
+    run.settle()
     small, receipt = shrink_gated(
         run.gated,
         run.inputs,

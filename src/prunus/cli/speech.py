@@ -6,16 +6,14 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from prunus.errors import PrunusError
+from prunus.errors import PrunusError, PrunusWarning
 
-HERE = str(Path(__file__).resolve().parents[1])
 ENDLESS = 10_000
 INTERRUPTED = 130
 USER = 2
@@ -61,9 +59,8 @@ def plain_warnings(show: Callable[[str], None]) -> Iterator[None]:
         before = warnings.showwarning
 
         def hook(message: Warning | str, category: type[Warning], filename: str, *rest: Any, **named: Any) -> None:
-            ours = os.path.realpath(filename).startswith(HERE)
             text = str(message)
-            if not ours:
+            if not issubclass(category, PrunusWarning):
                 if issubclass(category, UserWarning) and "site-packages" in filename:
                     return  # other libraries' advice to whoever calls them: not the user here
                 before(message, category, filename, *rest, **named)

@@ -17,7 +17,7 @@ from prunus.cli.job import DEMO, Job, differences
 from prunus.cli.sources import device_of, model_and_inputs
 from prunus.errors import ArtefactError, PrunusError
 from prunus.receipt import Receipt
-from prunus.train import Progress, Run, Settings, fit, fit_dense
+from prunus.train import Progress, Run, Settings, fit, fit_dense, one_process
 
 
 def settings_of(values: Mapping[str, Any]) -> Settings:
@@ -86,6 +86,7 @@ def train(
     quiet: bool,
 ) -> None:
     """Run the command; `given` and `settings` hold the options that were given, and no others."""
+    one_process()
     if resume and overwrite:
         raise PrunusError("--resume goes on with a run and --overwrite starts it anew; give one of them.")
     if settings.get("ema") == 0:

@@ -4,20 +4,16 @@ The plan says for every axis what lies along it and for every group which units 
 replays the plan and puts the weights in; a plan that does not fit is refused, never executed.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from prunus.axes import Both, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
+from prunus import sealed
+from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 from prunus.errors import ArtefactError, ModelError, PrunusError
-from prunus.files import replacing
 from prunus.surgery.slicing import slice_model
 
 SCHEMA = 1
@@ -70,13 +66,7 @@ def save(small: nn.Module, path: str | Path) -> None:
     slim = dict(plan)
     if plan["scattered"]:  # the places say it already
         slim["groups"] = {name: {"size": group["size"], "kept": []} for name, group in plan["groups"].items()}
-    metadata = {KEY: json.dumps(slim, separators=(",", ":")), "digest": digest(tensors)}
-    path = Path(path)
-    with replacing(path) as temporary:
-        try:
-            save_file(tensors, temporary, metadata=metadata)
-        except SafetensorError as error:
-            raise OSError(None, str(error)) from error
+    sealed.write(Path(path), KEY, tensors, slim)
 
 
 def load(model: nn.Module, path: str | Path) -> nn.Module:
@@ -86,35 +76,13 @@ def load(model: nn.Module, path: str | Path) -> nn.Module:
         ArtefactError: the file is damaged, hostile, or another model's; the sentence says which.
     """
     path = Path(path)
-    plan, tensors = _read(path)
+    tensors, plan = sealed.read(path, KEY, "plan", SCHEMA)
     try:
         return _replay(model, plan, tensors, path)
     except PrunusError:
         raise
     except Exception as error:
         raise ArtefactError(f"{path} holds a plan that Prunus did not write ({type(error).__name__}).") from error
-
-
-def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    if not path.is_file():
-        raise ArtefactError(f"There is no file {path}.")
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # whatever a stranger's file makes the reader stumble over
-        raise ArtefactError(f"{path} is damaged or no safetensors file ({str(error)[:120]}).") from error
-    if KEY not in metadata:
-        raise ArtefactError(f"{path} is a safetensors file, but not one of Prunus: it has no plan.")
-    if metadata.get("digest") != digest(tensors):
-        raise ArtefactError(f"{path} is damaged: its weights are not those that were saved.")
-    try:
-        plan = json.loads(metadata[KEY])
-    except (ValueError, RecursionError) as error:
-        raise ArtefactError(f"{path} is damaged: its plan is not JSON.") from error
-    if not isinstance(plan, dict) or plan.get("schema") != SCHEMA:
-        raise ArtefactError(f"{path} has a plan of another version (this Prunus reads schema {SCHEMA}).")
-    return plan, tensors
 
 
 def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> nn.Module:
@@ -150,9 +118,10 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
                     f"{path} is damaged: {name!r} has shape {tuple(new.shape)}, its plan says {tuple(value.shape)}."
                 )
             value.data = new.to(value.device)  # the file's dtype is what was deployed
-    small.prunus_plan = plan  # type: ignore[assignment]
     if graph.scattered:
-        small.prunus_plan = plan_of(graph, keep)  # type: ignore[assignment]
+        kept = keep.kept()
+        plan = plan | {"groups": {name: {"size": size, "kept": kept[name]} for name, size in graph.sizes.items()}}
+    small.prunus_plan = plan  # type: ignore[assignment]
     return small
 
 
@@ -193,6 +162,12 @@ def _graph(
         layer, (_, term) = model.get_submodule(module), axes[f"{module}.weight"]
         if type(layer) is not nn.Linear or not isinstance(term, Both) or term.fine.group != name:
             raise ArtefactError(f"The plan selects inputs of {module!r}, whose inputs are not selected.")
+    selected = {f"{module}.weight" for module in plan["selections"]}
+    for name, terms in axes.items():
+        for k, term in enumerate(terms):
+            under = term.base if isinstance(term, Both) and k == 1 and name in selected else term
+            if _finer(under):
+                raise ArtefactError(f"The plan gates {name!r} finer than its producers, but selects nothing before it.")
     graph = Graph(
         axes=axes,
         groups=tuple(groups),
@@ -206,6 +181,13 @@ def _graph(
             g: _places(tensors, name, dense[name]).nonzero().flatten().tolist() for name, g in graph.scattered.items()
         }
     return graph, Keep.of_indices(graph, kept)
+
+
+def _finer(term: Term) -> bool:
+    """Does a finer group lie over a base anywhere in it?"""
+    if isinstance(term, Prod | Cat):
+        return any(map(_finer, term.factors if isinstance(term, Prod) else term.segments))
+    return isinstance(term, Both)
 
 
 def _depth(term: Term) -> int:
@@ -240,13 +222,3 @@ def _unpack(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
     full = torch.zeros(dense.numel(), dtype=values.dtype)
     full[places] = values
     return full.view(dense.shape)
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """What tells these tensors from any others: safetensors itself notices no flipped bit."""
-    sum_ = hashlib.sha256()
-    for name in sorted(tensors):
-        value = tensors[name].contiguous()
-        sum_.update(f"{name}:{value.dtype}:{tuple(value.shape)};".encode())
-        sum_.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    return sum_.hexdigest()

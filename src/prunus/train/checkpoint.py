@@ -3,21 +3,18 @@
 Tensors lie flat under dotted names; what is no tensor (epoch, settings, where the log ends, …) is JSON in the metadata.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from prunus import sealed
 from prunus.errors import ArtefactError
-from prunus.files import replacing
-from prunus.surgery.artefact import digest
 
+KEY = "checkpoint"
 NAME = "state.safetensors"
 SCHEMA = 1
 
@@ -25,12 +22,7 @@ SCHEMA = 1
 def write(folder: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write a checkpoint, whole or not at all."""
     flat = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}
-    whole = json.dumps({"schema": SCHEMA, "digest": digest(flat), **facts})
-    with replacing(folder / NAME) as temporary:
-        try:
-            save_file(flat, temporary, metadata={"checkpoint": whole})
-        except SafetensorError as error:
-            raise OSError(None, str(error)) from error
+    sealed.write(folder / NAME, KEY, flat, {"schema": SCHEMA, **facts})
 
 
 def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -42,17 +34,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = folder / NAME
     if not path.is_file():
         raise ArtefactError(f"There is no checkpoint at {path} to resume from; leave --resume out to start anew.")
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            facts = json.loads((file.metadata() or {})["checkpoint"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except Exception as error:  # whatever the reader stumbles over
-        raise ArtefactError(f"The checkpoint {path} is damaged ({str(error)[:120]}).") from error
-    if not isinstance(facts, dict) or facts.get("schema") != SCHEMA:
-        raise ArtefactError(f"The checkpoint {path} is of another version (this Prunus reads schema {SCHEMA}).")
-    if facts.get("digest") != digest(tensors):
-        raise ArtefactError(f"The checkpoint {path} is damaged: its tensors are not those that were saved.")
-    return tensors, facts
+    return sealed.read(path, KEY, "state", SCHEMA)
 
 
 def module_tensors(prefix: str, module: nn.Module) -> dict[str, Tensor]:

@@ -48,20 +48,19 @@ def fit(run: Run, *, resume: bool = False, dense: float | None = None) -> Result
             log.write("start", **_start(run))
         run.train(log)
         run.progress.say("shrinking")
-        with run.settled():
-            small, receipt = shrink(
-                gated,
-                run.inputs,
-                evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
-                metric={"name": "accuracy", "dense": dense},
-                run={
-                    "seed": settings.seed,
-                    "seconds": round(run.seconds, 3),
-                    "device": _device_name(run.device),
-                    "epochs": settings.epochs,
-                    "method": settings.method,
-                },
-            )
+        small, receipt = shrink(
+            gated,
+            run.inputs,
+            evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
+            metric={"name": "accuracy", "dense": dense},
+            run={
+                "seed": settings.seed,
+                "seconds": round(run.seconds, 3),
+                "device": _device_name(run.device),
+                "epochs": settings.epochs,
+                "method": settings.method,
+            },
+        )
         if not all(budget["met"] for budget in receipt["budgets"]):
             raise RunFailed(
                 "The run ended above its budget, which the landing should make impossible: please report it."

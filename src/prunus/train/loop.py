@@ -4,6 +4,7 @@ Prunus needs no trainer: `budget.pressure()` and `budget.step()` go into anybody
 line runs, on `accelerate` for devices, precision and processes.
 """
 
+import os
 import time
 import warnings
 from contextlib import nullcontext
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from prunus.budget import Budget, Line
 from prunus.data import Batches, Dataset
-from prunus.errors import ArtefactError, ModelError, RunFailed
+from prunus.errors import ArtefactError, ModelError, PrunusError, RunFailed
 from prunus.extrapolation import ExtrapolationFromThePast
 from prunus.files import writable_folder
 from prunus.front import gate
@@ -53,6 +54,7 @@ class Run:
         progress: Progress | None = None,
         gate_options: dict[str, Any] | None = None,
     ) -> None:
+        one_process()
         self.settings, self.out, self.names = settings, out, names
         self.progress = progress or Progress(quiet=True)
         writable_folder(out)
@@ -112,6 +114,8 @@ class Run:
             self.save_checkpoint(log)
         if not self.gated.fixed:
             self._land(log)
+        else:
+            self.settle()
 
     def _one_epoch(self, network: nn.Module, optimizer: Any, log: Writer) -> float:
         """One pass over the data; gives the mean loss."""
@@ -119,23 +123,19 @@ class Run:
         gated.train()
         total = torch.zeros((), device=self.device)
         seen = 0
-        shares = self.accelerator.num_processes
         batches = len(self.batches)
         for k, (x, y) in enumerate(self.batches):
-            if shares > 1:
-                x, y = x[self.accelerator.process_index :: shares], y[self.accelerator.process_index :: shares]
             last = (k + 1) % settings.accumulate == 0 or k + 1 == batches
             for group in optimizer.param_groups:
                 at = self.epoch + k / batches
                 group["lr"] = self.base_rates[group["which"]] * settings.scale(group["which"], at)
             if settings.warm_up:
                 budget.tighten((self.epoch + k / batches) / (settings.warm_up * settings.constrained_epochs))
-            with nullcontext() if last or shares == 1 else self.accelerator.no_sync(network):
-                loss = F.cross_entropy(network(x), y)
-                lagrangian = loss + budget.pressure()
-                if settings.weight_decay:
-                    lagrangian = lagrangian + settings.weight_decay / 2 * gated.expected_l2(detach=True)
-                self.accelerator.backward(lagrangian / settings.accumulate)
+            loss = F.cross_entropy(network(x), y)
+            lagrangian = loss + budget.pressure()
+            if settings.weight_decay:
+                lagrangian = lagrangian + settings.weight_decay / 2 * gated.expected_l2(detach=True)
+            self.accelerator.backward(lagrangian / settings.accumulate)
             total += loss.detach()
             seen += 1
             if not last:
@@ -153,13 +153,17 @@ class Run:
                 self._log_step(log, total / seen)
         mean = float(total) / max(1, seen)
         self._finite(mean)
+        # The last step's loss was computed before that step; nothing else may spoil the next checkpoint.
+        held = [t for t in (*gated.parameters(), *gated.model.buffers()) if t.is_floating_point()]
+        if held and not bool(torch.stack([t.detach().isfinite().all() for t in held]).all()):
+            self._finite(float("nan"), "A weight")
         return mean
 
-    def _finite(self, loss: float) -> None:
+    def _finite(self, loss: float, what: str = "The loss") -> None:
         if loss != loss or loss in (float("inf"), float("-inf")):
             kept = f"The checkpoint of epoch {self.epoch} is kept." if self.epoch else "No epoch was finished."
             raise RunFailed(
-                f"The loss became {loss} in epoch {self.epoch + 1}, at or before step {self.step}: training diverged. "
+                f"{what} became {loss} in epoch {self.epoch + 1}, at or before step {self.step}: training diverged. "
                 f"{kept} Lower the learning rates (now {self.settings.weight_lr:g} for the weights and "
                 f"{self.settings.gate_lr:g} for the gates)."
             )
@@ -169,17 +173,14 @@ class Run:
         self._finite(loss)
         readings = self.budget.readings()
         epoch = self.step / self.steps_per_epoch
-        if self.accelerator.is_main_process:
-            log.write(
-                "step", step=self.step, epoch=epoch, loss=loss, expected=self.gated.expected(), budgets=_lines(readings)
-            )
+        expected = self.gated.expected()
+        log.write("step", step=self.step, epoch=epoch, loss=loss, expected=expected, budgets=_lines(readings))
         self.progress.step(epoch, loss, readings)
 
     def _land(self, log: Writer) -> None:
         """Close what training left above the budget, and fix the gates for the polish."""
-        if self.average is not None:
-            self.average.take()
-        with warnings.catch_warnings(), self.settled():
+        self.settle()
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # said below, where the record sees it too
             done = land(self.gated, self.budget)
             self.gated.fix(noise=self.settings.polish_noise)
@@ -197,8 +198,15 @@ class Run:
         with self.average.in_place() if self.average is not None else self.settled():
             return accuracy(self.gated, self.data.test_x, self.data.test_y)
 
+    def settle(self) -> None:
+        """Put into the model, for good, what would be deployed: the average, or where extrapolation started from."""
+        if isinstance(self.optimizer, ExtrapolationFromThePast):
+            self.optimizer.settle()
+        if self.average is not None:
+            self.average.take()
+
     def settled(self) -> Any:
-        """The parameters as they would be deployed, where extrapolation has moved them ahead."""
+        """The parameters before extrapolation moved them ahead, for a while."""
         if isinstance(self.optimizer, ExtrapolationFromThePast) and self.step:
             return self.optimizer.settled()
         return nullcontext()
@@ -226,7 +234,10 @@ class Run:
             self.history.append([reading["deployed"] / reading["limit"] for reading in readings])
             for k, line in enumerate(self.budget.lines):
                 past = [row[k] for row in self.history]
-                message = warning(line.name, str(line.limit), past, self.settings.constrained_epochs)
+                epochs, reading = self.settings.constrained_epochs, readings[k]
+                falling = self.settings.warm_up * epochs
+                start = reading["dense"] / reading["limit"]
+                message = warning(line.name, str(line.limit), past, epochs, start, falling)
                 if message and line.name not in self.warned:
                     self.warned.append(line.name)
                     self._warn(log, message)
@@ -240,8 +251,6 @@ class Run:
 
     def save_checkpoint(self, log: Writer) -> None:
         """Write everything that this run needs to go on exactly."""
-        if not self.accelerator.is_main_process:
-            return
         tensors = checkpoint.module_tensors("gated", self.gated)
         tensors |= checkpoint.optimizer_tensors("optimizer", self.optimizer)
         tensors |= {f"budget.{key}": value for key, value in self.budget.state_dict().items()}
@@ -300,6 +309,19 @@ class Run:
         self.history, self.warned = facts["history"], facts["warned"]
         checkpoint.restore_random(tensors, self.device)
         return int(facts["log_bytes"])
+
+
+def one_process() -> None:
+    """The loop trains in one process; started as one of several, every one would train the same run.
+
+    Raises:
+        PrunusError: it was started by a launcher as one of several.
+    """
+    if int(os.environ.get("WORLD_SIZE") or 1) > 1:
+        raise PrunusError(
+            f"The reference loop trains in one process, and this was launched as one of {os.environ['WORLD_SIZE']}: "
+            "start it without a launcher, or put prunus.gate and prunus.Budget into your own distributed loop."
+        )
 
 
 def _lines(readings: list[dict[str, Any]]) -> list[dict[str, Any]]:
