@@ -9,7 +9,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "prunus"
 LAYERS = [
     ["errors"],
     ["axes", "record", "files", "measure", "models", "moments", "extrapolation"],
-    ["cost", "graph", "gates", "data", "sealed"],
+    ["rows", "graph", "gates", "data", "sealed"],
+    ["cost"],
     ["gated", "surgery"],
     ["budget"],
     ["landing", "methods", "receipt"],

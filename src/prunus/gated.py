@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from prunus.axes import Graph, Keep, factors, groups_of
 from prunus.cost import MEASURES, Cost
 from prunus.errors import ModelError, nearest
-from prunus.gates import Draw, Estimator, GateInputs, HardConcrete, Multiply, lay
+from prunus.gates import Draw, DrawAndMultiply, Estimator, GateInputs, HardConcrete, Multiply, Sites, lay
 from prunus.graph import matches
 from prunus.measure import batch_size
 
@@ -78,6 +78,7 @@ class Gated(nn.Module):
         self._tied = None
         self.budget: Any = None  # the budget made for it last: what the landing and the receipt speak of
         self.landing: dict[str, Any] | None = None
+        _show_allocator([self.model.get_parameter(name) for name in self._names])
         if rescale and self.units:
             with torch.no_grad():
                 open_ = probabilities.to(self.log_alpha)
@@ -143,7 +144,8 @@ class Gated(nn.Module):
             entry = []
             for k, (both, owner) in enumerate(places):
                 at = self.cost.offsets[str(both.fine.group)]
-                self.register_buffer(f"_owner{number}_{k}", owner, persistent=False)
+                nobody = owner.masked_fill(owner < 0, self.graph.sizes[name])
+                self.register_buffer(f"_owner{number}_{k}", nobody, persistent=False)
                 entry.append((at, at + both.size, f"_owner{number}_{k}"))
             self._drops.append((start, start + self.graph.sizes[name], entry))
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
@@ -157,14 +159,16 @@ class Gated(nn.Module):
         Log alpha is brought back into its range first, through `.data`: an earlier forward pass of the same step may
         still need its graph.
         """
-        self.gates.clamp_(self.log_alpha)
         shape = (self.units,) if examples is None else (examples, self.units)
         if not self._noisy:
             z = self.gates.estimate(self.log_alpha.detach(), self.estimate).expand(shape)
         else:
-            noise = torch.rand(shape, device=self.log_alpha.device, dtype=self.log_alpha.dtype)
-            z = Draw.apply(self.log_alpha, noise, self.gates)
+            z = Draw.apply(self.log_alpha, self._noise(shape), self.gates)
         return z if self._mask is None else z * self._mask
+
+    def _noise(self, shape: tuple[int, ...]) -> Tensor:
+        self.gates.clamp_(self.log_alpha)
+        return torch.rand(shape, device=self.log_alpha.device, dtype=self.log_alpha.dtype)
 
     def test_gates(self) -> Tensor:
         """All gates as they stand at test time, without noise."""
@@ -188,18 +192,30 @@ class Gated(nn.Module):
                 result[tensor] = weight * gate.to(weight.dtype)
             return result
         if self._sites:
-            weights = [module._parameters[leaf] for module, leaf in self._places]
-            index = None if self._plain else self._index
-            products = Multiply.apply(z, index, self._lengths, self._shapes, *weights)
+            products = Multiply.apply(z, self._laid_out(), *self._read())
             result.update(zip(self._names, products, strict=True))
         return result
+
+    def _read(self) -> list[Any]:
+        """The weights that read gated units, as they are now."""
+        return [module._parameters[leaf] for module, leaf in self._places]
+
+    def _laid_out(self) -> Sites:
+        return Sites(None if self._plain else self._index, self._lengths, self._shapes)
+
+    def _sampled(self) -> dict[str, Tensor]:
+        """The weights with a fresh sample of the gates multiplied in."""
+        if self._mask is not None or not self._noisy or not self._sites:
+            return self._multiplied(self.sample())
+        noise = self._noise((self.units,))
+        products = DrawAndMultiply.apply(self.log_alpha, noise, self.gates, self._laid_out(), *self._read())
+        return dict(zip(self._names, products, strict=True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward pass, under one sample of the gates (in evaluation mode: the test-time gates)."""
         if self.training and self.per_example and self._sites:
             return self._forward_per_example(*args, **kwargs)
-        z = self.sample() if self.training else self.test_gates()
-        weights = self._multiplied(z)
+        weights = self._sampled() if self.training else self._multiplied(self.test_gates())
         for alias, name in self._shared:
             weights[alias] = weights[name]
         return functional_call(self.model, weights, args, kwargs, tie_weights=False)
@@ -223,9 +239,9 @@ class Gated(nn.Module):
     def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
         """The units that surgery will keep, 0 or 1 in float64: (units,). Plain tensor code, no synchronisation.
 
-        A unit stays if its test-time gate is not zero; every group keeps its most probable unit at least; finer units
-        go with their base, and a base goes when none of its positions is read any more. `log_alpha` asks the same of
-        other locations than the present ones.
+        A unit stays if its test-time gate is not zero; finer units go with their base, and a base goes when none of
+        its positions is read any more. Of a group that would be empty the most probable unit stays, and no more.
+        `log_alpha` asks the same of other locations than the present ones.
         """
         key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self.tie
         if self._mask is not None:
@@ -233,39 +249,43 @@ class Gated(nn.Module):
         if not self.units:
             return key
         best = torch.full((len(self.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)
-        best = best.scatter_reduce(0, self.segment, key, "amax")
-        open_ = ((key > self.threshold) | (key == best.index_select(0, self.segment))).to(key.dtype)
+        best = best.scatter_reduce(0, self.segment, key, "amax").index_select(0, self.segment)
+        raw = (key > self.threshold).to(key.dtype)
+        open_ = raw.maximum((key == best).to(key.dtype))
         for start, stop, name in self._fine:
             base = getattr(self, name)
-            extended = F.pad(open_, (0, 1), value=1.0)
-            under = torch.ones(stop - start, dtype=key.dtype, device=key.device)
-            for row in base:
-                under = under * extended.index_select(0, row)
-            fine = key[start:stop].masked_fill(under == 0, -torch.inf)
-            open_ = open_.clone()
-            open_[start:stop] = ((fine > self.threshold) | (fine == fine.amax())).to(key.dtype)
+            still = raw[start:stop] * lay(F.pad(raw, (0, 1), value=1.0), base)
+            under = key[start:stop].masked_fill(lay(F.pad(open_, (0, 1), value=1.0), base) == 0, -torch.inf)
+            open_[start:stop] = torch.where(still.any(), still, (under == under.amax()).to(key.dtype))
         for start, stop, places in self._drops:
-            read = torch.zeros(stop - start + 1, dtype=key.dtype, device=key.device)
-            for at, end, name in places:
-                owner = getattr(self, name)
-                read = read.index_add(0, owner.masked_fill(owner < 0, stop - start), open_[at:end])
             before = open_[start:stop]
-            still = before * (read[:-1] > 0)
+            still = before * self._is_read(open_, stop - start, places)
             first = (before > 0) & (before.cumsum(0) == 1)  # no layer can be empty: one unit stays, unread
-            open_ = open_.clone()
             open_[start:stop] = torch.where(still.any(), still, first.to(still.dtype))
         return open_
 
     @torch.no_grad()
     def nearly_open(self) -> Tensor:
-        """What `open_units` gives, with fewer operations where that is possible: for every step's dual update.
+        """What `open_units` gives, but that empty groups stay empty: for every step's dual update, in few operations.
 
-        Where no finer group nests in another and no group stands on both sides of a weight, an empty group is not
-        filled up; whoever counts must count at least one unit in every group.
+        Whoever counts takes one unit of every group at least, and so counts the same.
         """
-        if self._fine or self._whole.powers or self._mask is not None:
-            return self.open_units().float()
-        return (self.log_alpha > self.threshold).float()
+        open_ = self.log_alpha > self.threshold
+        if not self._fine:
+            return open_
+        open_ = open_.to(self.log_alpha.dtype)
+        for start, stop, name in self._fine:
+            open_[start:stop] *= lay(F.pad(open_, (0, 1), value=1.0), getattr(self, name))
+        for start, stop, places in self._drops:
+            open_[start:stop] *= self._is_read(open_, stop - start, places)
+        return open_
+
+    def _is_read(self, open_: Tensor, size: int, places: list[tuple[int, int, str]]) -> Tensor:
+        """Which units of a base are read at one position at least, by finer units that are open."""
+        read = torch.zeros(size + 1, dtype=open_.dtype, device=open_.device)
+        for at, end, name in places:
+            read.index_add_(0, getattr(self, name), open_[at:end])
+        return read[:-1] > 0
 
     @property
     def tie(self) -> Tensor:
@@ -363,3 +383,13 @@ class Gated(nn.Module):
         listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
         more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
         return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
+
+
+def _show_allocator(weights: list[nn.Parameter]) -> None:
+    """Let the C library see one block as large as what a gated step allocates, without touching it.
+
+    glibc hands free memory back to the system, and takes it again page by page in the next step, unless it has once
+    freed a larger block: for MLPs on a CPU that doubles the time of a step, gated or not.
+    """
+    if weights and weights[0].device.type == "cpu":
+        torch.empty(4 * sum(weight.numel() * weight.element_size() for weight in weights), dtype=torch.uint8)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 
 from prunus.axes import Axis, Both, Cat, Graph, Group, Keep, Leaf, Prod, Stored, Term, Work, spread
-from prunus.cost import MEASURES, Cost, Row, count, nested, raw_moment
+from prunus.cost import MEASURES, Cost, Row, count, nested
 from prunus.errors import ModelError
 from prunus.graph import analyse
 from prunus.measure import count_bytes, count_macs, count_params
+from prunus.moments import raw_moment
 from prunus.surgery import prove, slice_model
 
 SLICED = [case for case in CASES if case.units != "weights" and case.name not in ("view literal", "channel shuffle")]

@@ -19,9 +19,10 @@ from torch.autograd.function import once_differentiable
 
 from prunus.budget.lines import Line, chooser, read_lines
 from prunus.budget.multiplier import BudgetMultiplier
-from prunus.cost import Row, Rows
+from prunus.cost import Row
 from prunus.errors import BudgetError, warn
 from prunus.gated import Gated
+from prunus.rows import Rows
 
 
 class Budget:
@@ -170,7 +171,6 @@ class Budget:
         assert contribution is not None
         return contribution.lagrangian_contribution
 
-    @torch.no_grad()
     def step(self) -> None:
         """One step of dual ascent: lambda <- [lambda + rate * violation]_+, with restarts; call it after the optimizer.
 
@@ -179,7 +179,8 @@ class Budget:
         if self.gated.fixed:
             return
         if self._strict is None:
-            self.state()
+            with torch.no_grad():
+                self.state()
         assert self._strict is not None
         self.multiplier.ascend_(self._strict, self.dual_rate)
         self._previous = self._strict
@@ -239,33 +240,31 @@ class Budget:
         return f"Budget({', '.join(map(str, self.lines))})"
 
 
-def _moments(rows: Rows, p: Tensor, open_: Tensor) -> tuple[Tensor, Tensor]:
-    """Openness and moments, the expected ones in the first row and the deployed ones in the second."""
+def _evaluate(p: Tensor, open_: Tensor, rows: Rows, limits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Relative violations by the expected and by the deployed cost, evaluated together, and what their slopes need."""
     both = torch.stack([p, open_]).double()
-    moments = rows.moments(both)
-    if not rows.nests and not rows.powers:
-        moments[1].clamp_(min=1)  # every group keeps a unit
-    return both, moments
+    moments = torch.maximum(rows.moments(both), rows.least)  # every group keeps a unit
+    slopes = rows.slopes(moments)
+    expected, deployed = (rows.costs(moments, slopes) / limits - 1).float().unbind(0)
+    return expected, deployed, both[0], slopes[0]
 
 
 class _Violations(torch.autograd.Function):
-    """Relative violations by the expected and the deployed cost, evaluated together; one operation of autograd."""
+    """Relative violations as one operation of autograd."""
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, open_: Tensor, rows: Rows, limits: Tensor) -> tuple[Tensor, Tensor]:
-        both, moments = _moments(rows, p, open_)
-        ctx.save_for_backward(both, moments, limits)
+        expected, deployed, *rest = _evaluate(p, open_, rows, limits)
+        ctx.save_for_backward(*rest, limits)
         ctx.rows = rows
-        expected, deployed = (rows.costs(moments) / limits - 1).float().unbind(0)
         ctx.mark_non_differentiable(deployed)
         return expected, deployed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None, None, None]:
-        both, moments, limits = ctx.saved_tensors
-        gradient = ctx.rows.gradient(both[:1], moments[:1], (grad / limits).unsqueeze(0))
-        return gradient[0].float(), None, None, None
+        p, slopes, limits = ctx.saved_tensors
+        return ctx.rows.gradient(p, slopes, grad / limits).float(), None, None, None
 
 
 class _Pressure(torch.autograd.Function):
@@ -275,9 +274,8 @@ class _Pressure(torch.autograd.Function):
     def forward(ctx: Any, log_alpha: Tensor, multipliers: Tensor, budget: Budget) -> tuple[Tensor, Tensor, Tensor]:
         gated, rows, limits = budget.gated, budget._rows, budget.now
         p = gated.gates.p_active(log_alpha)
-        both, moments = _moments(rows, p, gated.nearly_open())
-        expected, deployed = (rows.costs(moments) / limits - 1).float().unbind(0)
-        by_p = rows.gradient(both[:1], moments[:1], (multipliers / limits).unsqueeze(0))[0]
+        expected, deployed, wide, slopes = _evaluate(p, gated.nearly_open(), rows, limits)
+        by_p = rows.gradient(wide, slopes, multipliers / limits)
         ctx.save_for_backward(torch.ops.aten.sigmoid_backward(by_p.float(), p))
         ctx.mark_non_differentiable(expected, deployed)
         return torch.dot(multipliers, expected), expected, deployed

@@ -21,12 +21,14 @@ class BudgetMultiplier(DenseMultiplier):
     @torch.no_grad()
     def ascend_(self, violation: Tensor, rate: float) -> None:
         """lambda <- [lambda + rate * violation]_+, then restarts."""
-        self.weight.add_(violation, alpha=rate)
-        self.post_step_()
+        self._project_(self.weight.add_(violation, alpha=rate))
 
     @torch.no_grad()
     def post_step_(self) -> None:
         """Project and restart; Cooper's optimizers call this after their dual step."""
-        self.weight.relu_()
+        self._project_(self.weight)
+
+    def _project_(self, weight: Tensor) -> None:
+        weight.relu_()
         if self.restarts and self.last is not None:
-            self.weight.mul_(self.last > 0)
+            weight.mul_(self.last > 0)

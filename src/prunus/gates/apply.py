@@ -4,7 +4,8 @@ Each is one operation of autograd with its derivative written out, because a tra
 in recording operations on tensors of a thousand numbers.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 
 from prunus.errors import ModelError
 from prunus.gates.hard_concrete import HardConcrete
+
+LARGE = 100_000  # numbers of a weight from which on one pass over it, without room for a product, is quicker
 
 
 def lay(extended: Tensor, index: Tensor, leave_out: int = -1) -> Tensor:
@@ -45,42 +48,100 @@ class Draw(torch.autograd.Function):
         return (result.sum(0) if result.dim() > 1 else result), None, None
 
 
+@dataclass(frozen=True)
+class Sites:
+    """Where gates act: for every weight that reads gated units, the gates at the positions of its reading dimension.
+
+    `index` numbers the gates that multiply at all weights' positions, row by row one factor; None where gate k acts at
+    position k alone. `lengths` are the positions of each weight, `shapes` what makes them broadcast over it.
+    """
+
+    index: Tensor | None
+    lengths: list[int]
+    shapes: list[tuple[int, ...]]
+
+    def multiply(self, z: Tensor, weights: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """The weights with gates multiplied in, and what the gradients need."""
+        extended = z if self.index is None else F.pad(z, (0, 1), value=1.0)
+        laid = extended if self.index is None else lay(extended, self.index)
+        parts = [part.view(shape) for part, shape in zip(laid.split(self.lengths), self.shapes, strict=True)]
+        if any(weight.dtype != laid.dtype for weight in weights):
+            parts = [part.to(weight.dtype) for part, weight in zip(parts, weights, strict=True)]
+        return tuple(map(torch.mul, weights, parts)), (extended, *parts, *weights)
+
+    def gradients(self, saved: Sequence[Tensor], grads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """From the gradients of the products those of the gates, gathered from their positions, and of the weights."""
+        extended, parts, weights = saved[0], saved[1 : len(grads) + 1], saved[len(grads) + 1 :]
+        for_gates, for_weights = [], []
+        for grad, part, weight in zip(grads, parts, weights, strict=True):
+            for_weight, for_gate = _product_backward(grad, part, weight)
+            for_weights.append(for_weight)
+            for_gates.append(for_gate.flatten())
+        along = torch.cat(for_gates).to(extended.dtype)
+        if self.index is not None:
+            total = torch.zeros_like(extended)
+            for number, row in enumerate(self.index):
+                total = total.index_add(0, row, along * lay(extended, self.index, leave_out=number))
+            along = total[:-1]
+        return along, for_weights
+
+
+def _product_backward(grad: Tensor, part: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """From the gradient of weight * part, those of both: grad * part, and grad * weight summed to part's shape.
+
+    Along dimension 1, where layers read, the product is a batch norm in evaluation mode with mean 0 and variance 1. Its
+    backward is one pass that needs no room for grad * weight: with large weights a fraction of the time on a CPU.
+    """
+    size = part.numel()
+    if weight.numel() > LARGE and part.shape[1] == size == weight.shape[1]:
+        for_weight, for_part, _ = torch.ops.aten.native_batch_norm_backward(
+            grad, weight, part.flatten(), part.new_zeros(size), part.new_ones(size), None, None, False, 0.0,
+            [True, True, False],
+        )  # fmt: skip
+        return for_weight, for_part
+    product = grad * weight
+    rest = [d for d in range(part.dim()) if part.shape[d] == 1 and weight.shape[d] != 1]
+    return grad * part, product.sum(rest) if rest else product
+
+
 class Multiply(torch.autograd.Function):
-    """Gates laid out and multiplied into every weight that reads gated units, as one operation of autograd."""
+    """Given gates, laid out and multiplied into every weight that reads gated units, as one operation of autograd."""
 
     @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, index: Tensor | None, lengths: list[int], shapes: list[tuple[int, ...]], *weights: Tensor
-    ) -> tuple[Tensor, ...]:
-        """Multiply, and keep what the gradients need."""
-        extended = z if index is None else F.pad(z, (0, 1), value=1.0)
-        laid = extended if index is None else lay(extended, index)
-        parts = [
-            part.view(shape).to(weight.dtype)
-            for part, shape, weight in zip(laid.split(lengths), shapes, weights, strict=True)
-        ]
-        ctx.index = index
-        ctx.save_for_backward(extended, *parts, *weights)
-        return tuple(weight * part for weight, part in zip(weights, parts, strict=True))
+    def forward(ctx: Any, z: Tensor, sites: Sites, *weights: Tensor) -> tuple[Tensor, ...]:
+        """Multiply."""
+        products, saved = sites.multiply(z, weights)
+        ctx.sites = sites
+        ctx.save_for_backward(*saved)
+        return products
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of the gates, gathered back from their positions, and of the weights."""
-        extended, *saved = ctx.saved_tensors
-        parts, weights = saved[: len(grads)], saved[len(grads) :]
-        for_gates, for_weights = [], []
-        for grad, part, weight in zip(grads, parts, weights, strict=True):
-            for_weights.append(grad * part)
-            rest = [d for d in range(part.dim()) if part.shape[d] == 1 and weight.shape[d] != 1]
-            product = grad * weight
-            for_gates.append((product.sum(rest) if rest else product).flatten().to(extended.dtype))
-        along = torch.cat(for_gates)
-        if ctx.index is not None:
-            total = torch.zeros_like(extended)
-            for number, row in enumerate(ctx.index):
-                total = total.index_add(0, row, along * lay(extended, ctx.index, leave_out=number))
-            along = total[:-1]
-        return along, None, None, None, *for_weights
+        """The gradients of gates and weights."""
+        along, for_weights = ctx.sites.gradients(ctx.saved_tensors, grads)
+        return along, None, *for_weights
+
+
+class DrawAndMultiply(torch.autograd.Function):
+    """One hard concrete sample, multiplied in: a training step's whole way from log alpha to the weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, log_alpha: Tensor, noise: Tensor, gates: HardConcrete, sites: Sites, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Draw, then multiply."""
+        z, drawn = gates.draw(log_alpha, noise)
+        products, saved = sites.multiply(z, weights)
+        ctx.gates, ctx.sites = gates, sites
+        ctx.save_for_backward(*drawn, *saved)
+        return products
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of log alpha and weights."""
+        s, stretched, *saved = ctx.saved_tensors
+        along, for_weights = ctx.sites.gradients(saved, grads)
+        return ctx.gates.slope(along, (s, stretched)), None, None, None, *for_weights
 
 
 _CONVOLUTIONS = {
