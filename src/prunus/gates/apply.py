@@ -34,17 +34,16 @@ class Draw(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, log_alpha: Tensor, noise: Tensor, gates: HardConcrete) -> Tensor:
-        """Draw: keep s and the stretched value for the slope."""
-        z, drawn = gates.draw(log_alpha, noise)
-        ctx.save_for_backward(*drawn)
+        """Draw."""
+        z, s = gates.draw(log_alpha, noise)
+        ctx.save_for_backward(z, s)
         ctx.gates = gates
         return z
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of log alpha, summed over examples."""
-        s, stretched = ctx.saved_tensors
-        result = ctx.gates.slope(grad, (s, stretched))
+        result = ctx.gates.slope(grad, *ctx.saved_tensors)
         return (result.sum(0) if result.dim() > 1 else result), None, None
 
 
@@ -130,18 +129,19 @@ class DrawAndMultiply(torch.autograd.Function):
         ctx: Any, log_alpha: Tensor, noise: Tensor, gates: HardConcrete, sites: Sites, *weights: Tensor
     ) -> tuple[Tensor, ...]:
         """Draw, then multiply."""
-        z, drawn = gates.draw(log_alpha, noise)
+        z, s = gates.draw(log_alpha, noise)
         products, saved = sites.multiply(z, weights)
         ctx.gates, ctx.sites = gates, sites
-        ctx.save_for_backward(*drawn, *saved)
+        ctx.save_for_backward(s, *saved)
         return products
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of log alpha and weights."""
-        s, stretched, *saved = ctx.saved_tensors
+        s, *saved = ctx.saved_tensors
         along, for_weights = ctx.sites.gradients(saved, grads)
-        return ctx.gates.slope(along, (s, stretched)), None, None, None, *for_weights
+        z = saved[0] if ctx.sites.index is None else saved[0][:-1]
+        return ctx.gates.slope(along, z, s), None, None, None, *for_weights
 
 
 _CONVOLUTIONS = {

@@ -108,25 +108,23 @@ class HardConcrete:
         """
         return self.quantile(noise, log_alpha).clamp(0, 1)
 
-    def draw(self, log_alpha: Tensor, noise: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """The same sample as `sample` without a graph, for the hot path; `slope` continues from what comes with it.
+    def draw(self, log_alpha: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The same sample as `sample` without a graph, for the hot path: z, and s, from which `slope` continues.
 
         `noise` is used up: it becomes s.
         """
         s = noise.logit_().add_(log_alpha).mul_(1 / self.beta).sigmoid_()
-        stretched = s.mul(self.zeta - self.gamma).add_(self.gamma)
-        return stretched.clamp(0, 1), (s, stretched)
+        return s.mul(self.zeta - self.gamma).add_(self.gamma).clamp_(0, 1), s
 
-    def slope(self, grad: Tensor, drawn: tuple[Tensor, Tensor]) -> Tensor:
+    def slope(self, grad: Tensor, z: Tensor, s: Tensor) -> Tensor:
         """grad times dz / d log alpha: (zeta - gamma) s (1 - s) / beta where 0 < z < 1, zero at its ends.
 
         >>> gate, x = HardConcrete(), torch.tensor([0.0, 0.0])
-        >>> z, drawn = gate.draw(x, torch.tensor([0.1, 0.5]))
-        >>> z.tolist(), [round(v, 4) for v in gate.slope(torch.ones(2), drawn).tolist()]
+        >>> z, s = gate.draw(x, torch.tensor([0.1, 0.5]))
+        >>> z.tolist(), [round(v, 4) for v in gate.slope(torch.ones(2), z, s).tolist()]
         ([0.0, 0.5], [0.0, 0.45])
         """
-        s, stretched = drawn
-        inside = torch.ops.aten.hardtanh_backward(grad, stretched, 0.0, 1.0)
+        inside = torch.ops.aten.hardtanh_backward(grad, z, 0.0, 1.0)
         return torch.ops.aten.sigmoid_backward(inside, s) * ((self.zeta - self.gamma) / self.beta)
 
     def p_active(self, log_alpha: Tensor) -> Tensor:
