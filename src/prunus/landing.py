@@ -1,8 +1,8 @@
 """The landing: whatever training leaves above a budget is closed at the end, so that the deployed cost always meets it.
 
-Gates close in the order of probability per cost: what is unlikely and expensive goes first. The saving of one more
-closed unit is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact
-difference.
+Gates close in the order of probability per cost: what is unlikely and expensive goes first. Cost counts only as far as
+it is still too much, so that for the last few numbers no gate goes that saves many. The saving of one more closed unit
+is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact difference.
 """
 
 from dataclasses import dataclass
@@ -67,7 +67,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         over = excess > 1e-12
         if not bool(over.any()):
             break
-        saving = _savings(budget, open_, over, limits)
+        saving = _savings(budget, open_, excess, limits)
         candidates = (open_ > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, open_)
         order = torch.where(candidates, p / saving.clamp(min=1e-300), torch.inf).argsort(stable=True)
         order = order[: int(candidates.sum())]
@@ -104,13 +104,17 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     return result
 
 
-def _savings(budget: Budget, open_: Tensor, over: Tensor, limits: Tensor) -> Tensor:
-    """What closing each unit takes off the lines that are over, relative to their limits."""
+def _savings(budget: Budget, open_: Tensor, excess: Tensor, limits: Tensor) -> Tensor:
+    """What closing each unit takes off the lines that are over, relative to their limits: the excess at most."""
+    useful = torch.zeros_like(open_)
     with torch.enable_grad():
         at = open_.clone().requires_grad_(True)
-        total = (budget.costs(at) / limits)[over].sum()
-        (gradient,) = torch.autograd.grad(total, at)
-    return gradient
+        costs = budget.costs(at) / limits
+        for cost, much in zip(costs, excess, strict=True):
+            if much > 1e-12:
+                (saving,) = torch.autograd.grad(cost, at, retain_graph=True)
+                useful += saving.minimum(much)
+    return useful
 
 
 def _best(gated: Gated, location: Tensor, open_: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ several, their order would change from one writing to the next, and equal conten
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,14 @@ from prunus.files import replacing
 def write(path: Path, key: str, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Write tensors and facts, whole or not at all."""
     with replacing(path) as temporary:
+        temporary.touch()
+        mode = (
+            temporary.stat().st_mode
+        )  # what the user's umask leaves; safetensors makes a file that no one else can read
         try:
             save_file(dict(tensors), temporary, metadata={key: sealed(tensors, facts)})
+            with suppress(OSError):  # where there are no permissions to give
+                temporary.chmod(mode)
         except SafetensorError as error:
             raise OSError(None, str(error)) from error
 

@@ -307,6 +307,16 @@ def test_nothing_half_written_is_left(
     assert not old or path.read_bytes() == before
 
 
+def test_the_users_umask_says_who_may_read_it(tmp_path: Path) -> None:
+    _, small = small_model("mlp")
+    before = os.umask(0o027)
+    try:
+        prunus.save(small, tmp_path / "small.safetensors")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "small.safetensors").stat().st_mode & 0o777 == 0o640
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     _, small = small_model("mlp")
     (tmp_path / "taken").write_text("mine")
