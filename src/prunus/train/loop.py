@@ -1,7 +1,7 @@
 """The reference loop: forward, Lagrangian, backward, primal step, dual step, in this order.
 
 Prunus needs no trainer: `budget.pressure()` and `budget.step()` go into anybody's loop. This one is what the command
-line runs, on `accelerate` for devices, precision and processes.
+line runs, in one process, on `accelerate` for devices and precision.
 """
 
 import os
