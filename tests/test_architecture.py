@@ -10,7 +10,7 @@ LAYERS = [
     ["errors"],
     ["axes", "record", "files", "measure", "models", "moments", "extrapolation"],
     ["rows", "graph", "gates", "data", "sealed"],
-    ["cost"],
+    ["cost", "openness"],
     ["gated", "surgery"],
     ["budget"],
     ["landing", "methods", "receipt"],

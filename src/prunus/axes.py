@@ -224,7 +224,7 @@ class Graph:
     selections: dict[str, str] = field(default_factory=dict)
     scattered: dict[str, str] = field(default_factory=dict)
     split: dict[str, Term] = field(default_factory=dict)
-    fixed_macs: int = 0
+    fixed_macs: float = 0.0
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from prunus.axes import Both, Graph, Keep, Leaf, Prod, Stored, Term, groups_of
+from prunus.measure import whole
 from prunus.rows import Polynomial, Rows, nested
 
 MEASURES = ("params", "macs", "bytes")
@@ -104,7 +105,7 @@ class Cost:
             key = ("macs", work.weight or f"{work.module}.")
             self._polynomials[key] = _plus(self._polynomials.get(key, {}), used)
         if graph.fixed_macs:
-            self._polynomials["macs", ""] = {(): float(graph.fixed_macs)}
+            self._polynomials["macs", ""] = {(): graph.fixed_macs}
 
     def _tensor(self, name: str) -> Polynomial:
         if name in self.graph.scattered:
@@ -142,8 +143,12 @@ class Cost:
                 result[axis.tensor][group_.name] = numbers / group_.size
         return dict(result)
 
-    def polynomial(self, row: Row, chosen: Callable[[str], bool]) -> Polynomial:
-        """The polynomial of one row over the tensors that `chosen` admits."""
+    def polynomial(self, row: Row, chosen: Callable[[str], bool], *, nesting: bool = False) -> Polynomial:
+        """The polynomial of one row over the tensors that `chosen` admits.
+
+        The papers count a finer gate as open whatever its base does. With `nesting` it counts under open bases alone:
+        the same on what surgery keeps, with slopes that say what closing a base takes along.
+        """
         if row.what == "density":
             weights: Polynomial = defaultdict(float)
             for tensor, by_group in self.one_sided.items():
@@ -151,17 +156,18 @@ class Cost:
                     for group, numbers in by_group.items():
                         weights[(group,)] += numbers
             sizes = self.graph.sizes
-            whole = sum(c * sizes[m[0]] for m, c in weights.items())
-            return {m: c / whole for m, c in weights.items()} if whole else {}
+            total = sum(c * sizes[m[0]] for m, c in weights.items())
+            under = {str(both.fine.group) for _, both in self.graph.fine_axes() if nesting and groups_of(both.base)}
+            return {(nested(m[0]) if m[0] in under else m[0],): c / total for m, c in weights.items()} if total else {}
         result: Polynomial = {}
         for (what, tensor), polynomial in self._polynomials.items():
             if what == row.what and chosen(tensor):
                 result = _plus(result, polynomial)
         return result
 
-    def rows(self, rows: Iterable[tuple[Row, Callable[[str], bool]]]) -> "Rows":
+    def rows(self, rows: Iterable[tuple[Row, Callable[[str], bool]]], *, nesting: bool = False) -> "Rows":
         """Prepare rows for evaluation."""
-        return Rows(self.graph, [self.polynomial(row, chosen) for row, chosen in rows])
+        return Rows(self.graph, [self.polynomial(row, chosen, nesting=nesting) for row, chosen in rows])
 
     @cached_property
     def whole(self) -> "Rows":
@@ -175,7 +181,7 @@ class Cost:
     def of(self, keep: Keep) -> dict[str, int]:
         """What the model costs with a Keep's units alone: the exact count after surgery."""
         open_ = self.flat(keep.closed().units)
-        return dict(zip(MEASURES, (round(v) for v in self.whole(open_).tolist()), strict=True))
+        return dict(zip(MEASURES, (whole(v) for v in self.whole(open_).tolist()), strict=True))
 
     def flat(self, units: Mapping[str, Tensor]) -> Tensor:
         """All units' openness in one float64 tensor, group by group."""

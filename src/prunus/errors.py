@@ -7,6 +7,7 @@ import difflib
 import sys
 import warnings
 from collections.abc import Iterable
+from numbers import Real
 
 
 class PrunusError(ValueError):
@@ -55,6 +56,11 @@ def warn(sentence: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("prunus", "torch"):
         level, frame = level + 1, frame.f_back
     warnings.warn(sentence, PrunusWarning, stacklevel=level)
+
+
+def is_number(value: object) -> bool:
+    """Is it a real number: Python's own, or numpy's?"""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from prunus.errors import PrunusError
+
 _KEY = "settled"  # where x_t lies in the wrapped optimizer's state of a parameter
 
 
@@ -54,10 +56,12 @@ class ExtrapolationFromThePast(Optimizer):
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise PrunusError(f"A torch.optim.Optimizer can be wrapped; this is a {type(optimizer).__name__}.")
         if isinstance(optimizer, ExtrapolationFromThePast):
-            raise ValueError("This optimizer extrapolates already: wrap it once.")
+            raise PrunusError("This optimizer extrapolates already: wrap it once.")
         if isinstance(optimizer, torch.optim.LBFGS):
-            raise ValueError("LBFGS evaluates its own points, so it cannot extrapolate from the past.")
+            raise PrunusError("LBFGS evaluates its own points, so it cannot extrapolate from the past.")
         # Not Optimizer.__init__, which would make groups and state of its own; this sets up what hooks need.
         super().__setstate__({"optimizer": optimizer, "_is_settled": False})
 
@@ -198,4 +202,4 @@ class ExtrapolationFromThePast(Optimizer):
 
     def _refuse_settled(self, what: str) -> None:
         if self._is_settled:
-            raise ValueError(f"This optimizer cannot {what} inside `settled()`: leave the block first.")
+            raise PrunusError(f"This optimizer cannot {what} inside `settled()`: leave the block first.")

@@ -3,20 +3,26 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from weakref import WeakSet
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from prunus.axes import Graph
 from prunus.cost import Cost
-from prunus.errors import ModelError
+from prunus.errors import ModelError, warn
 from prunus.gated import Gated
 from prunus.gates import Estimator, HardConcrete
 from prunus.graph import analyse
 from prunus.landing import land
-from prunus.measure import count_macs
+from prunus.measure import batch_size, total_macs
 from prunus.receipt import Receipt, build
 from prunus.surgery import Inputs, check, prove, slice_model
 from prunus.surgery.artefact import plan_of
+
+_GATED: "WeakSet[nn.Module]" = WeakSet()  # models that were gated: their weights are rescaled once already
 
 
 def analyse_and_prove(
@@ -24,20 +30,44 @@ def analyse_and_prove(
     example_inputs: Any,
     *,
     units: str = "structured",
-    only: Iterable[str] = (),
-    freeze: Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    freeze: str | Iterable[str] = (),
 ) -> Graph:
     """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments."""
     inputs = Inputs.of(example_inputs)
+    only, freeze = _patterns("only", only), _patterns("freeze", freeze)
+    _check(model, inputs)
     graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
     graph = prove(model, graph, inputs)
-    modelled = Cost(graph).dense()["macs"]
-    fixed = count_macs(model, inputs.args, inputs.kwargs) - modelled
-    if fixed < 0:
+    modelled = Cost(replace(graph, fixed_macs=0.0)).whole(torch.ones(sum(graph.sizes.values())))[1].item()
+    fixed = total_macs(model, inputs.args, inputs.kwargs) / batch_size(inputs.args, inputs.kwargs) - modelled
+    if fixed < -0.5:
         raise ModelError(
-            f"PyTorch counts {modelled + fixed:,} MACs in this model and Prunus {modelled:,}: please report this model."
+            f"PyTorch counts {modelled + fixed:,.0f} MACs in this model and Prunus {modelled:,.0f}: please report it."
         )
+    fixed = max(0.0, fixed)
     return replace(graph, fixed_macs=fixed)
+
+
+def _patterns(name: str, given: Any) -> tuple[str, ...]:
+    patterns = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise ModelError(f"{name} holds {pattern!r}; write names or patterns of groups or modules, such as 'fc*'.")
+    return patterns
+
+
+def _check(model: nn.Module, inputs: Inputs) -> None:
+    """Refuse early, and by its name, what nothing can be done with."""
+    if not isinstance(model, nn.Module):
+        return  # the analysis says so
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ModelError(f"The model is wrapped in {type(model).__name__}: gate the module in it, and wrap the result.")
+    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+        raise ModelError("The model has lazy layers that were never run: run it once on the example inputs first.")
+    for leaf in tree_leaves((inputs.args, dict(inputs.kwargs))):
+        if isinstance(leaf, Tensor) and leaf.numel() == 0:
+            raise ModelError(f"An example input is empty, of shape {tuple(leaf.shape)}: give one example at least.")
 
 
 def gate(
@@ -45,8 +75,8 @@ def gate(
     example_inputs: Any,
     *,
     units: str = "structured",
-    only: Iterable[str] = (),
-    freeze: Iterable[str] = (),
+    only: str | Iterable[str] = (),
+    freeze: str | Iterable[str] = (),
     keep: float | Mapping[str, float] = 0.5,
     rescale: bool = True,
     gates: HardConcrete | None = None,
@@ -55,13 +85,17 @@ def gate(
 ) -> Gated:
     """Put gates on everything in a model that can shrink exactly.
 
+    What counts is the model in evaluation mode: layers that run in training alone keep their size, and training the
+    shrunk model on needs a forward pass without them.
+
     Args:
         model: any module that `torch.export` takes; it will be trained in place, its state-dict keys stay.
         example_inputs: a tensor, a tuple of arguments, or a dict of named ones; the first dimension is the batch.
         units: "structured" (coupled groups, and input features of linear layers where these can be gated finer: the
             papers' placement), "groups" (coupled groups alone), or "weights" (one gate a weight).
         only, freeze: patterns of group or module names to gate alone, or not to gate.
-        keep: initial keep probability, of all gates or by pattern.
+        keep: initial keep probability in the papers' sense, of all gates or by pattern: a gate's location is its logit.
+            Stretching opens more gates than that; P(z != 0) starts at 0.83 for 0.5.
         rescale: divide gated weights by it, so that the layer starts at the dense layer's scale.
         gates: the gates' distribution; hard concrete with the papers' constants by default.
         estimate: the test-time gate: "median", or "noiseless" as 001 eq. 13 has it.
@@ -75,6 +109,9 @@ def gate(
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze)
+    if rescale and model in _GATED:
+        warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
+    _GATED.add(model)
     return Gated(model, graph, keep=keep, rescale=rescale, gates=gates, estimate=estimate, per_example=per_example)
 
 
@@ -85,7 +122,7 @@ def shrink(
     evaluate: Callable[[nn.Module], float] | None = None,
     metric: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
-    batches: Sequence[int] = (1, 64),
+    batches: int | Sequence[int] = (1, 64),
     seconds: float = 0.08,
 ) -> tuple[nn.Module, Receipt]:
     """Remove every unit whose gate is closed and hand back a plain, smaller, equal model with its receipt.
@@ -106,7 +143,10 @@ def shrink(
         InexactSurgery: the shrunk model does not equal the gated one.
         RunFailed: the budget cannot be met.
     """
+    if not isinstance(gated, Gated):
+        raise ModelError(f"prunus.shrink takes what prunus.gate returned; this is a {type(gated).__name__}.")
     inputs = Inputs.of(example_inputs)
+    batches = (batches,) if isinstance(batches, int) else tuple(batches)
     land(gated)
     keep = gated.keep()
     weights = gated.fold()

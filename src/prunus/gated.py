@@ -8,6 +8,7 @@ whose gate is zero is ignored exactly, whatever stands between its producer and 
 
 import copy
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,23 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunus.axes import Graph, Keep, factors, groups_of
+from prunus.axes import Graph, Keep, factors
 from prunus.cost import MEASURES, Cost
-from prunus.errors import ModelError, nearest
-from prunus.gates import Draw, DrawAndMultiply, Estimator, GateInputs, HardConcrete, Multiply, Sites, lay
-from prunus.graph import matches
-from prunus.measure import batch_size
+from prunus.errors import ModelError, is_number, nearest
+from prunus.gates import (
+    Draw,
+    DrawAndMultiply,
+    Estimator,
+    GateInputs,
+    HardConcrete,
+    Multiply,
+    Sites,
+    lay,
+    never_recomputed,
+)
+from prunus.graph import matches, stored_tensors
+from prunus.measure import batch_size, whole
+from prunus.openness import Openness
 
 CLOSED = 1e3  # below every log alpha, and small enough that ties among closed gates are still broken
 NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
@@ -40,9 +52,7 @@ class Gated(nn.Module):
     """
 
     log_alpha: nn.Parameter
-    segment: Tensor
     _index: Tensor
-    _tied: Tensor | None
 
     def __init__(
         self,
@@ -56,6 +66,8 @@ class Gated(nn.Module):
         per_example: bool = False,
     ) -> None:
         super().__init__()
+        if gates is not None and not isinstance(gates, HardConcrete):
+            raise ModelError(f"gates is a {type(gates).__name__}; the gates' distribution is a prunus.HardConcrete.")
         if per_example and graph.scattered:
             raise ModelError("per_example draws gates for whole units; it cannot be used with units='weights'.")
         self.model = model
@@ -65,6 +77,7 @@ class Gated(nn.Module):
         self.threshold = self.gates.threshold(estimate)
         self.per_example = per_example
         self.cost = Cost(graph)
+        self.budget: Any = None  # the budget made for it last: what the landing and the receipt speak of
         self.units = self.cost.units
         reference = next(model.parameters())
         probabilities = self._initial(keep)
@@ -72,11 +85,11 @@ class Gated(nn.Module):
         self.log_alpha = nn.Parameter(location.to(reference.device))
         self._lay_out(reference.device)
         gated_names = {axis.tensor for group in graph.groups for axis in group.consumers} | set(graph.scattered)
-        self._shared = [(alias, name) for alias, name in graph.aliases.items() if name in gated_names]
+        self._shared = [
+            (a, name) for a, name in graph.aliases.items() if name in gated_names and not self._one(a, name)
+        ]
         self._mask: Tensor | None = None
         self._noisy = True
-        self._tied = None
-        self.budget: Any = None  # the budget made for it last: what the landing and the receipt speak of
         self.landing: dict[str, Any] | None = None
         _show_allocator()
         if rescale and self.units:
@@ -86,10 +99,12 @@ class Gated(nn.Module):
                     self.model.get_parameter(name).copy_(weight)
 
     def _initial(self, keep: float | Mapping[str, float]) -> Tensor:
-        by_pattern = {"*": keep} if isinstance(keep, int | float) else dict(keep)
+        by_pattern = dict(keep) if isinstance(keep, Mapping) else {"*": keep}
         names = [group.name for group in self.graph.groups]
         for pattern, value in by_pattern.items():
-            self.gates.locate(value)  # refuses what is no probability
+            if not is_number(value):
+                raise ModelError(f"keep is {value!r}; write a probability between 0 and 1, or one a group pattern.")
+            self.gates.locate(float(value))  # refuses what is no probability
             if pattern != "*" and not any(matches(name, [pattern]) for name in names):
                 raise ModelError(f"keep: no group matches {pattern!r}; {nearest(pattern, names)}.")
         parts = []
@@ -99,6 +114,13 @@ class Gated(nn.Module):
             ]
             parts.append(torch.full((group.size,), float(found[-1] if found else by_pattern.get("*", 0.5))))
         return torch.cat(parts) if parts else torch.zeros(0)
+
+    def _one(self, alias: str, name: str) -> bool:
+        """Are they one tensor of one module that has two names, and not two modules that share a tensor?"""
+        one, two = (
+            (self.model.get_submodule(path), leaf) for path, _, leaf in (n.rpartition(".") for n in (alias, name))
+        )
+        return one[0] is two[0] and one[1] == two[1]
 
     def _lay_out(self, device: torch.device) -> None:
         """Prepare index tensors once: for every position of every reading axis, the gates that multiply there."""
@@ -128,26 +150,7 @@ class Gated(nn.Module):
             shape[dim] = -1
             self._shapes.append(tuple(shape))
         self.register_buffer("_index", index.to(device), persistent=False)
-        self.register_buffer("_bounds", self.cost.whole.bounds.clone().to(device), persistent=False)
-        segment = [torch.full((group.size,), k) for k, group in enumerate(self.graph.groups)]
-        self.register_buffer("segment", (torch.cat(segment) if segment else torch.zeros(0)).long(), persistent=False)
-        self._fine: list[tuple[int, int, str]] = []
-        for k, (_, both) in enumerate(self.graph.fine_axes()):
-            if not groups_of(both.base):
-                continue
-            start = self.cost.offsets[str(both.fine.group)]
-            self._fine.append((start, start + both.size, f"_base{k}"))
-            self.register_buffer(f"_base{k}", factors(both.base, self.cost.offsets, self.units), persistent=False)
-        self._drops: list[tuple[int, int, list[tuple[int, int, str]]]] = []
-        for number, (name, places) in enumerate(self.graph.droppable().items()):
-            start = self.cost.offsets[name]
-            entry = []
-            for k, (both, owner) in enumerate(places):
-                at = self.cost.offsets[str(both.fine.group)]
-                nobody = owner.masked_fill(owner < 0, self.graph.sizes[name])
-                self.register_buffer(f"_owner{number}_{k}", nobody, persistent=False)
-                entry.append((at, at + both.size, f"_owner{number}_{k}"))
-            self._drops.append((start, start + self.graph.sizes[name], entry))
+        self.openness = Openness(self.graph)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
 
@@ -218,13 +221,14 @@ class Gated(nn.Module):
         weights = self._sampled() if self.training else self._multiplied(self.test_gates())
         for alias, name in self._shared:
             weights[alias] = weights[name]
-        return functional_call(self.model, weights, args, kwargs, tie_weights=False)
+        with never_recomputed():
+            return functional_call(self.model, weights, args, kwargs, tie_weights=False)
 
     def _forward_per_example(self, *args: Any, **kwargs: Any) -> Any:
         batch = batch_size(args, kwargs)
         gates = self._along_sites(self.sample(batch))
         table = {id(self.model.get_parameter(t)): (g, t) for (t, _, _), g in zip(self._sites, gates, strict=True)}
-        with GateInputs(table, batch):
+        with GateInputs(table, batch), never_recomputed():
             return self.model(*args, **kwargs)
 
     # ---- what the gates say ----------------------------------------------------------------------------------------
@@ -235,64 +239,16 @@ class Gated(nn.Module):
             return self.gates.p_active(self.log_alpha)
         return self.gates.p_active(self.log_alpha) * self._mask if self._noisy else self._mask
 
-    @torch.no_grad()
     def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
-        """The units that surgery will keep, 0 or 1 in float64: (units,). Plain tensor code, no synchronisation.
-
-        A unit stays if its test-time gate is not zero; finer units go with their base, and a base goes when none of
-        its positions is read any more. Of a group that would be empty the most probable unit stays, and no more.
-        `log_alpha` asks the same of other locations than the present ones.
-        """
-        key = (self.log_alpha if log_alpha is None else log_alpha).detach().double() - self.tie
+        """The units that surgery will keep, 0 or 1 in float64: (units,); or would keep at other locations."""
+        key = self.openness.key(self.log_alpha if log_alpha is None else log_alpha)
         if self._mask is not None:
             key = key - CLOSED * (self._mask == 0)
-        if not self.units:
-            return key
-        best = torch.full((len(self.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)
-        best = best.scatter_reduce(0, self.segment, key, "amax").index_select(0, self.segment)
-        raw = (key > self.threshold).to(key.dtype)
-        open_ = raw.maximum((key == best).to(key.dtype))
-        for start, stop, name in self._fine:
-            base = getattr(self, name)
-            still = raw[start:stop] * lay(F.pad(raw, (0, 1), value=1.0), base)
-            under = key[start:stop].masked_fill(lay(F.pad(open_, (0, 1), value=1.0), base) == 0, -torch.inf)
-            open_[start:stop] = torch.where(still.any(), still, (under == under.amax()).to(key.dtype))
-        for start, stop, places in self._drops:
-            before = open_[start:stop]
-            still = before * self._is_read(open_, stop - start, places)
-            first = (before > 0) & (before.cumsum(0) == 1)  # no layer can be empty: one unit stays, unread
-            open_[start:stop] = torch.where(still.any(), still, first.to(still.dtype))
-        return open_
+        return self.openness.kept(key, self.threshold) if self.units else key
 
-    @torch.no_grad()
     def nearly_open(self) -> Tensor:
-        """What `open_units` gives, but that empty groups stay empty: for every step's dual update, in few operations.
-
-        Whoever counts takes one unit of every group at least, and so counts the same.
-        """
-        open_ = self.log_alpha > self.threshold
-        if not self._fine:
-            return open_
-        open_ = open_.to(self.log_alpha.dtype)
-        for start, stop, name in self._fine:
-            open_[start:stop] *= lay(F.pad(open_, (0, 1), value=1.0), getattr(self, name))
-        for start, stop, places in self._drops:
-            open_[start:stop] *= self._is_read(open_, stop - start, places)
-        return open_
-
-    def _is_read(self, open_: Tensor, size: int, places: list[tuple[int, int, str]]) -> Tensor:
-        """Which units of a base are read at one position at least, by finer units that are open."""
-        read = torch.zeros(size + 1, dtype=open_.dtype, device=open_.device)
-        for at, end, name in places:
-            read.index_add_(0, getattr(self, name), open_[at:end])
-        return read[:-1] > 0
-
-    @property
-    def tie(self) -> Tensor:
-        """Breaks ties between equal gates, by order; far below any difference that training makes."""
-        if self._tied is None or self._tied.device != self.log_alpha.device:
-            self._tied = 1e-9 * torch.arange(self.units, device=self.log_alpha.device, dtype=torch.float64)
-        return self._tied
+        """The same, but that empty groups stay empty: in few operations, for every step's dual update."""
+        return self.openness.nearly_kept(self.log_alpha, self.threshold)
 
     def keep(self) -> Keep:
         """The units that surgery will keep."""
@@ -307,7 +263,7 @@ class Gated(nn.Module):
 
     def deployed(self) -> dict[str, int]:
         """The cost after surgery, if it were done now."""
-        return dict(zip(MEASURES, (round(v) for v in self._whole(self.open_units()).tolist()), strict=True))
+        return dict(zip(MEASURES, (whole(v) for v in self._whole(self.open_units()).tolist()), strict=True))
 
     def fold(self) -> dict[str, Tensor]:
         """The weights with the test-time gates multiplied in, by canonical name: what surgery needs of the gates."""
@@ -375,6 +331,20 @@ class Gated(nn.Module):
         self._mask = None if state["mask"] is None else state["mask"].to(self.log_alpha.device)
         self._noisy = bool(state["noisy"])
         self.log_alpha.requires_grad_(self._mask is None)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Gated":
+        """Move or convert: the gates stay in float32 at least, and costs count the weights as they are then."""
+        super()._apply(fn, recurse)
+        if self.log_alpha.dtype in (torch.float16, torch.bfloat16):
+            self.log_alpha.data = self.log_alpha.data.float()
+        stored = stored_tensors(self.model)[0]
+        if stored != self.graph.tensors:
+            self.graph = replace(self.graph, tensors=stored)
+            self.cost = Cost(self.graph)
+            self._whole = copy.deepcopy(self.cost.whole).to(self.log_alpha.device)
+            if self.budget is not None:
+                self.budget.count()
+        return self
 
     def extra_repr(self) -> str:
         """How many units of which groups carry gates, and what part of the cost they reach."""

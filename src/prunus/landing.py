@@ -1,8 +1,9 @@
 """The landing: whatever training leaves above a budget is closed at the end, so that the deployed cost always meets it.
 
-Gates close in the order of probability per cost: what is unlikely and expensive goes first. Cost counts only as far as
-it is still too much, so that for the last few numbers no gate goes that saves many. The saving of one more closed unit
-is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact difference.
+Gates close in the order of probability per cost: what is unlikely and expensive goes first. The saving of one more
+closed unit is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact
+difference. The last gate of all may save far more than is still too much; then another goes in its place, about as
+unlikely, that saves just enough. Of what a tighter limit keeps, a looser one keeps no less.
 """
 
 from dataclasses import dataclass
@@ -12,10 +13,11 @@ import torch
 from torch import Tensor
 
 from prunus.budget import Budget
-from prunus.errors import RunFailed, warn
+from prunus.errors import ModelError, RunFailed, warn
 from prunus.gated import Gated
 
 NOTABLE = 0.02  # a landing that closes more than this part of a limit is worth a warning
+ABOUT = 0.1  # probabilities no further apart are about the same
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     Raises:
         RunFailed: even the smallest network is above the budget.
     """
+    if not isinstance(gated, Gated):
+        raise ModelError(f"The landing takes what prunus.gate returned; this is a {type(gated).__name__}.")
     budget = budget or gated.budget
     if budget is None:
         return Landing(0, ())
@@ -67,7 +71,8 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         over = excess > 1e-12
         if not bool(over.any()):
             break
-        saving = _savings(budget, open_, excess, limits)
+        savings = _savings(budget, open_, over, limits)
+        saving = savings.sum(0)
         candidates = (open_ > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, open_)
         order = torch.where(candidates, p / saving.clamp(min=1e-300), torch.inf).argsort(stable=True)
         order = order[: int(candidates.sum())]
@@ -79,7 +84,9 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
             )
         planned = saving[order].cumsum(0)
         many = int((planned <= 0.5 * float(excess[over].sum())).sum())
-        location[order[: max(1, many)]] = gated.gates.low
+        if many <= 1:
+            order = _just_enough(order, p, savings, excess[over])
+        location = _closed(gated, budget, location, order, max(1, many), limits)
         open_ = gated.open_units(location)
     gone = (start > 0) & (open_ == 0)
     gated.close(location != gated.log_alpha)
@@ -104,22 +111,48 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     return result
 
 
-def _savings(budget: Budget, open_: Tensor, excess: Tensor, limits: Tensor) -> Tensor:
-    """What closing each unit takes off the lines that are over, relative to their limits: the excess at most."""
-    useful = torch.zeros_like(open_)
+def _closed(gated: Gated, budget: Budget, location: Tensor, order: Tensor, many: int, limits: Tensor) -> Tensor:
+    """Close the first gates of an order: `many`, or as few as it takes to meet every line.
+
+    Closing takes finer units along, and bases that nobody reads any more, so it may save more than was planned. What a
+    longer part of the order keeps a shorter one keeps too, so bisection finds the shortest.
+    """
+
+    def after(count: int) -> Tensor:
+        result = location.clone()
+        result[order[:count]] = gated.gates.low
+        return result
+
+    def meets(count: int) -> bool:
+        return bool((budget.costs(gated.open_units(after(count))) / limits - 1 <= 1e-12).all())
+
+    if many > 1 and meets(many):
+        low = 0
+        while many - low > 1:
+            middle = (low + many) // 2
+            low, many = (low, middle) if meets(middle) else (middle, many)
+    return after(many)
+
+
+def _just_enough(order: Tensor, p: Tensor, savings: Tensor, excess: Tensor) -> Tensor:
+    """Put first who saves enough and least, of those about as unlikely as the first, if the first would be the last."""
+    enough = (savings[:, order] >= excess[:, None] * (1 - 1e-9)).all(0)
+    if not bool(enough[0]):
+        return order
+    among = order[enough & (p[order] <= p[order[0]] + ABOUT)]
+    best = among[savings[:, among].sum(0).argmin()]
+    return torch.cat([best[None], order[order != best]])
+
+
+def _savings(budget: Budget, open_: Tensor, over: Tensor, limits: Tensor) -> Tensor:
+    """What closing each unit takes off each line that is over, relative to its limit: (lines, units)."""
     with torch.enable_grad():
         at = open_.clone().requires_grad_(True)
-        costs = budget.costs(at) / limits
-        for cost, much in zip(costs, excess, strict=True):
-            if much > 1e-12:
-                (saving,) = torch.autograd.grad(cost, at, retain_graph=True)
-                useful += saving.minimum(much)
-    return useful
+        costs = (budget.costs(at) / limits)[over]
+        return torch.stack([torch.autograd.grad(cost, at, retain_graph=True)[0] for cost in costs])
 
 
 def _best(gated: Gated, location: Tensor, open_: Tensor) -> Tensor:
     """The most probable open unit of every group: it stays."""
-    key = (location.double() - gated.tie).masked_fill(open_ == 0, -torch.inf)
-    best = torch.full((len(gated.graph.groups),), -torch.inf, dtype=key.dtype, device=key.device)
-    best = best.scatter_reduce(0, gated.segment, key, "amax")
-    return key == best.index_select(0, gated.segment)
+    key = gated.openness.key(location).masked_fill(open_ == 0, -torch.inf)
+    return key == gated.openness.best(key)

@@ -1,5 +1,6 @@
 """Measured facts about any module: what it stores, what it multiplies, how long it takes. Nothing here is estimated."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,8 +15,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put models into evaluation mode without gradients, and every submodule back into its own mode afterwards."""
-    modes = [(module, module.training) for model in models for module in model.modules()]
+    """Put models into evaluation mode without gradients; afterwards every submodule has its mode and buffers again.
+
+    A model may count or average in its forward pass: measuring it must not train it.
+    """
+    modules = [module for model in models for module in model.modules()]
+    modes = [(module, module.training) for module in modules]
+    buffers = [
+        (module._buffers, name, old, _version(old), old.clone())
+        for module in modules
+        for name, old in module._buffers.items()
+        if old is not None
+    ]
     for model in models:
         model.eval()
     try:
@@ -24,6 +35,17 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+        with torch.no_grad():
+            for there, name, old, version, value in buffers:
+                if there.get(name) is not old:
+                    there[name] = old
+                if _version(old) != version:
+                    old.copy_(value)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often it was changed in place; inference tensors do not say, and cannot be changed outside inference."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def count_params(model: nn.Module) -> int:
@@ -49,6 +71,11 @@ def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
 
     Matrix products and convolutions count; additions of biases and elementwise operations do not.
     """
+    return whole(total_macs(model, args, kwargs) / batch_size(args, kwargs))
+
+
+def total_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
+    """Those of all examples together."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # one fused operation that the counter does not know
     try:
@@ -56,7 +83,16 @@ def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
             model(*args, **(kwargs or {}))
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    return counter.get_total_flops() // 2 // batch_size(args, kwargs)
+    return counter.get_total_flops() // 2
+
+
+def whole(count: float) -> int:
+    """A count of one example as a whole number; the nearest one, halves go down, where the batch does not divide it.
+
+    >>> whole(421.5), whole(421.7)
+    (421, 422)
+    """
+    return math.ceil(count - 0.5 - 1e-6)
 
 
 def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:

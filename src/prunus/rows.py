@@ -131,6 +131,10 @@ class Rows(torch.nn.Module):
         table = torch.tensor(list(products), dtype=torch.long).reshape(len(products), self.degree - 1)
         self.register_buffer("table", table.t().flatten(), persistent=False)
 
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move with the gates, but stay in float64 whatever the model is converted to."""
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+
     def forward(self, p: Tensor) -> Tensor:
         """The costs at openness `p`: probabilities, or 0 and 1."""
         return _Evaluate.apply(p.to(torch.float64), self)

@@ -685,10 +685,17 @@ def test_a_layer_without_anything_to_spend_is_refused() -> None:
             Budget(one, layers={"norm": {what: 0.5}})
 
 
+def without_budget(name: str) -> Gated:
+    one = gated_again(name)
+    one.budget = None
+    return one
+
+
 @pytest.mark.parametrize("options", [{"params": 1.0}, {"params": 74}, {"macs": 62}, {"params": "1k"}, {"density": 1.0}])
 def test_a_budget_that_does_nothing_warns(options: dict[str, Any]) -> None:
+    fresh = without_budget("mlp")
     with pytest.warns(UserWarning, match=r"allows what the dense model costs, .*: it does nothing") as caught:
-        budget = Budget(gated_again("mlp"), **options)
+        budget = Budget(fresh, **options)
     assert len(caught) == 1
     assert caught[0].filename == __file__  # it speaks of the user's line
     with torch.no_grad():
@@ -698,8 +705,15 @@ def test_a_budget_that_does_nothing_warns(options: dict[str, Any]) -> None:
 
 
 def test_just_below_the_dense_cost_nothing_warns(recwarn: pytest.WarningsRecorder) -> None:
-    Budget(gated_again("mlp"), params=73, macs=0.999)
+    Budget(without_budget("mlp"), params=73, macs=0.999)
     assert not list(recwarn)
+
+
+def test_a_second_budget_says_that_it_takes_the_firsts_place() -> None:
+    first = Budget(without_budget("mlp"), params=0.5)
+    with pytest.warns(UserWarning, match=r"has a budget already \(params=50%\): the new one takes its place"):
+        second = Budget(first.gated, macs=0.5)
+    assert first.gated.budget is second
 
 
 @pytest.mark.parametrize(

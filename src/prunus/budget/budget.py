@@ -7,6 +7,7 @@ serves all limits. The weights and gates follow the expected cost, which has a g
 cost, which counts (proxy constraints: 004 section 4, Cotter et al. 2019), or the expected one if asked.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch.autograd.function import once_differentiable
 from prunus.budget.lines import Line, chooser, read_lines
 from prunus.budget.multiplier import BudgetMultiplier
 from prunus.cost import Row
-from prunus.errors import BudgetError, warn
+from prunus.errors import ArtefactError, BudgetError, ModelError, is_number, warn
 from prunus.gated import Gated
+from prunus.measure import whole
 from prunus.rows import Rows
 
 
@@ -62,28 +64,23 @@ class Budget:
         formulation: type[Formulation] = Lagrangian,
         penalty: PenaltyCoefficient | None = None,
     ) -> None:
+        if not isinstance(gated, Gated):
+            raise ModelError(f"A budget is made for what prunus.gate returned; this is a {type(gated).__name__}.")
         if dual not in ("deployed", "expected"):
             raise BudgetError(f"dual={dual!r}: the multipliers can watch the 'deployed' or the 'expected' cost.")
-        if not dual_rate > 0:
-            raise BudgetError(f"dual_rate={dual_rate} must be above zero.")
+        if not is_number(dual_rate) or not 0 < dual_rate < math.inf:
+            raise BudgetError(f"dual_rate={dual_rate!r} must be above zero.")
         totals = {"params": params, "macs": macs, "bytes": bytes, "density": density}
         self.lines = lines or read_lines(totals, layers)
+        _check_formulation(formulation, penalty, len(self.lines))
+        if gated.budget is not None:
+            warn(
+                f"This model has a budget already ({', '.join(map(str, gated.budget.lines))}): the new one takes its "
+                "place. One budget can hold several limits."
+            )
         self.gated = gated
-        self.dual_rate, self.dual, self.extrapolate = dual_rate, dual, extrapolate
-        cost = gated.cost
-        choosers = [chooser(gated.graph, line) for line in self.lines]
-        self._rows = cost.rows((line.row, chosen) for line, chosen in zip(self.lines, choosers, strict=True))
-        self._paper = cost.rows((Row("density", line.where), c) for line, c in zip(self.lines, choosers, strict=True))
-        whole = torch.ones(gated.units, dtype=torch.float64)
-        self.dense: list[float] = self._rows(whole).tolist()
-        self.has_paper = [value > 0 for value in self._paper(whole).tolist()]
-        limits = [
-            line.limit.value * dense if line.limit.is_fraction else line.limit.value
-            for line, dense in zip(self.lines, self.dense, strict=True)
-        ]
-        self.limits = torch.tensor(limits, dtype=torch.float64)
-        self._check_reach()
-        self.now = self.limits.clone()
+        self.dual_rate, self.dual, self.extrapolate = float(dual_rate), dual, extrapolate
+        self.count()
         self.multiplier = BudgetMultiplier(len(self.lines), restarts, gated.log_alpha.device)
         self.constraint = Constraint(
             constraint_type=ConstraintType.INEQUALITY,
@@ -93,8 +90,31 @@ class Budget:
         )
         self._strict: Tensor | None = None
         self._previous: Tensor | None = None
-        self._move(gated.log_alpha.device)
         gated.budget = self
+
+    def count(self) -> None:
+        """Count the limits of the gated model as it is now: anew after it was converted to another precision.
+
+        Raises:
+            BudgetError: a limit names no layer, or cannot be reached.
+        """
+        cost, device = self.gated.cost, self.gated.log_alpha.device
+        choosers = [chooser(self.gated.graph, line) for line in self.lines]
+        asked = [(line.row, chosen) for line, chosen in zip(self.lines, choosers, strict=True)]
+        self._rows, self._closing = cost.rows(asked), cost.rows(asked, nesting=True)
+        density = [Row("density", line.where) for line in self.lines]
+        self._paper = cost.rows(zip(density, choosers, strict=True))
+        every = torch.ones(self.gated.units, dtype=torch.float64)
+        self.dense: list[float] = self._rows(every).tolist()
+        self.has_paper = [value > 0 for value in self._paper(every).tolist()]
+        limits = [
+            line.limit.value * dense if line.limit.is_fraction else line.limit.value
+            for line, dense in zip(self.lines, self.dense, strict=True)
+        ]
+        self.limits = torch.tensor(limits, dtype=torch.float64)
+        self._check_reach()
+        self.now = self.limits.clone()
+        self._move(device)
 
     def _check_reach(self) -> None:
         gated = self.gated
@@ -122,9 +142,8 @@ class Budget:
 
     def _move(self, device: torch.device) -> None:
         self.limits, self.now = self.limits.to(device), self.now.to(device)
-        self._rows.to(device)
-        self._paper.to(device)
-        self.multiplier.to(device)
+        for rows in (self._rows, self._closing, self._paper):
+            rows.to(device)
 
     def tighten(self, progress: float) -> None:
         """Let the limits fall geometrically from the dense cost (progress 0) to what was asked for (progress 1).
@@ -132,7 +151,9 @@ class Budget:
         Gates close by what they are worth only while the loss can still answer; a limit that is far below the present
         cost drives the multipliers up until everything closes at once.
         """
-        share = min(1.0, max(0.0, progress))
+        if not is_number(progress):
+            raise BudgetError(f"tighten takes how far the limits have come down, from 0 to 1, not {progress!r}.")
+        share = min(1.0, max(0.0, float(progress)))
         dense = torch.tensor(self.dense, dtype=torch.float64, device=self.limits.device)
         self.now.copy_(self.limits.clamp(max=dense) ** share * dense ** (1 - share) if share < 1 else self.limits)
 
@@ -148,6 +169,7 @@ class Budget:
     def _prepare(self) -> None:
         if self.limits.device != self.gated.log_alpha.device:
             self._move(self.gated.log_alpha.device)
+            self.multiplier.to(self.gated.log_alpha.device)
 
     def _see(self, expected: Tensor, deployed: Tensor) -> None:
         """Remember the violations that the multipliers are to follow."""
@@ -207,7 +229,7 @@ class Budget:
                     "limit": limit,
                     "dense": self.dense[k],
                     "expected": expected[k],
-                    "deployed": deployed[k] if line.what == "density" else round(deployed[k]),
+                    "deployed": deployed[k] if line.what == "density" else whole(deployed[k]),
                     "paper": paper[k] if self.has_paper[k] else None,
                     "multiplier": multipliers[k],
                     "met": deployed[k] <= limit * (1 + 1e-12),
@@ -216,8 +238,8 @@ class Budget:
         return result
 
     def costs(self, open_: Tensor) -> Tensor:
-        """The lines' costs at an openness, on whatever device it lies: differentiable."""
-        return self._rows(open_)
+        """The lines' costs of a Keep's openness, 0 and 1, with the slopes in what closes along: for the landing."""
+        return self._closing(open_)
 
     def met(self) -> bool:
         """Is every line met by the deployed cost?"""
@@ -231,7 +253,14 @@ class Budget:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Read it back, in place."""
+        """Read it back, in place.
+
+        Raises:
+            ArtefactError: it is another budget's.
+        """
+        there = state.get("multiplier")
+        if there is None or there.shape != self.multiplier.weight.shape:
+            raise ArtefactError(f"This is not the state of a budget of {len(self.lines)} limits, as {self} is.")
         with torch.no_grad():
             self.multiplier.weight.copy_(state["multiplier"])
         self._previous = state["previous"].to(self.multiplier.weight) if "previous" in state else None
@@ -285,6 +314,21 @@ class _Pressure(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
         return grad * gradient, None, None
+
+
+def _check_formulation(formulation: Any, penalty: Any, lines: int) -> None:
+    """Refuse what Cooper would stumble over later."""
+    is_one = isinstance(formulation, type) and issubclass(formulation, Formulation)
+    if not is_one:
+        raise BudgetError(f"formulation is {formulation!r}; it must be one of Cooper's classes, such as Lagrangian.")
+    if not formulation.expects_multiplier:
+        raise BudgetError(f"{formulation.__name__} knows no multipliers, and a budget is kept by them; use Lagrangian.")
+    if formulation.expects_penalty_coefficient != (penalty is not None):
+        needs = "needs a" if formulation.expects_penalty_coefficient else "takes no"
+        raise BudgetError(f"{formulation.__name__} {needs} penalty coefficient: Budget(..., penalty=...).")
+    size = penalty().numel() if penalty is not None else lines
+    if size not in (1, lines):
+        raise BudgetError(f"The penalty coefficient has {size} entries for {lines} limits.")
 
 
 def _number(value: float, line: Line) -> str:

@@ -4,11 +4,12 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from prunus.axes import Graph
 from prunus.cost import Row
-from prunus.errors import BudgetError, nearest
+from prunus.errors import BudgetError, is_number, nearest
 from prunus.graph import matches
 
 WHATS = ("params", "macs", "bytes", "density")
@@ -62,8 +63,10 @@ def read_limit(value: Any, what: str, name: str) -> Limit:
     hint = "write a fraction of the dense model such as 10% or 0.1, or an absolute number such as " + (
         "4MB" if what == "bytes" else "100000 or 100k"
     )
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise BudgetError(f"The budget {name} is {value!r}, which is no number; {hint}.")
+    if not isinstance(value, str):
+        if not is_number(value):
+            raise BudgetError(f"The budget {name} is {value!r}, which is no number; {hint}.")
+        value = int(value) if isinstance(value, Integral) else float(value)  # numpy's numbers too
     if isinstance(value, int):
         if value <= 0:
             raise BudgetError(f"The budget {name}={value} must be above zero; {hint}.")
@@ -120,6 +123,8 @@ def read_lines(totals: Mapping[str, Any], layers: Mapping[str, Any] | None = Non
     if not isinstance(layers, Mapping | None):
         raise BudgetError(f"layers is {layers!r}; write the limits by layer, for instance {{'conv1': 0.5}}.")
     for where, value in (layers or {}).items():
+        if not isinstance(where, str):
+            raise BudgetError(f"layers names the layer {where!r}; write its name or a pattern, such as 'fc*'.")
         for what, limit in (value if isinstance(value, Mapping) else {"params": value}).items():
             if what not in WHATS:
                 raise BudgetError(f"The budget of layer {where} counts {what!r}; {nearest(str(what), WHATS)}.")

@@ -4,7 +4,8 @@ Each is one operation of autograd with its derivative written out, because a tra
 in recording operations on tensors of a thousand numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from prunus.errors import ModelError
 from prunus.gates.hard_concrete import HardConcrete
@@ -36,14 +38,18 @@ class Draw(torch.autograd.Function):
     def forward(ctx: Any, log_alpha: Tensor, noise: Tensor, gates: HardConcrete) -> Tensor:
         """Draw."""
         z, s = gates.draw(log_alpha, noise)
-        ctx.save_for_backward(z, s)
+        ctx.save_for_backward(log_alpha, noise, z, s)
         ctx.gates = gates
         return z
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
         """The gradient of log alpha, summed over examples."""
-        result = ctx.gates.slope(grad, *ctx.saved_tensors)
+        log_alpha, noise, z, s = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            (gradient,) = _again(lambda x: ctx.gates.drawn(x, noise), [log_alpha], [grad])
+            return gradient, None, None
+        result = ctx.gates.slope(grad, z, s)
         return (result.sum(0) if result.dim() > 1 else result), None, None
 
 
@@ -98,9 +104,22 @@ def _product_backward(grad: Tensor, part: Tensor, weight: Tensor) -> tuple[Tenso
             [True, True, False],
         )  # fmt: skip
         return for_weight, for_part
-    product = grad * weight
+    product = grad * weight.conj()
+    product = product.real if product.is_complex() else product  # a gate is real
     rest = [d for d in range(part.dim()) if part.shape[d] == 1 and weight.shape[d] != 1]
     return grad * part, product.sum(rest) if rest else product
+
+
+def _again(products: Callable[..., Any], inputs: Sequence[Tensor], grads: Sequence[Tensor]) -> list[Tensor | None]:
+    """The same gradients by autograd, recorded: for whoever differentiates them again (create_graph=True)."""
+    wanted = [k for k, tensor in enumerate(inputs) if tensor.requires_grad]
+    found = torch.autograd.grad(
+        products(*inputs), [inputs[k] for k in wanted], grads, create_graph=True, allow_unused=True
+    )
+    result: list[Tensor | None] = [None] * len(inputs)
+    for k, gradient in zip(wanted, found, strict=True):
+        result[k] = gradient
+    return result
 
 
 class Multiply(torch.autograd.Function):
@@ -111,13 +130,18 @@ class Multiply(torch.autograd.Function):
         """Multiply."""
         products, saved = sites.multiply(z, weights)
         ctx.sites = sites
-        ctx.save_for_backward(*saved)
+        ctx.save_for_backward(z, *saved)
         return products
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of gates and weights."""
-        along, for_weights = ctx.sites.gradients(ctx.saved_tensors, grads)
+        z, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inputs = [z, *saved[len(grads) + 1 :]]
+            first, *rest = _again(lambda z, *weights: ctx.sites.multiply(z, weights)[0], inputs, grads)
+            return first, None, *rest
+        along, for_weights = ctx.sites.gradients(saved, grads)
         return along, None, *for_weights
 
 
@@ -132,13 +156,20 @@ class DrawAndMultiply(torch.autograd.Function):
         z, s = gates.draw(log_alpha, noise)
         products, saved = sites.multiply(z, weights)
         ctx.gates, ctx.sites = gates, sites
-        ctx.save_for_backward(s, *saved)
+        ctx.save_for_backward(log_alpha, noise, s, *saved)
         return products
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of log alpha and weights."""
-        s, *saved = ctx.saved_tensors
+        log_alpha, noise, s, *saved = ctx.saved_tensors
+        if torch.is_grad_enabled():
+
+            def products(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+                return ctx.sites.multiply(ctx.gates.drawn(x, noise), weights)[0]
+
+            first, *rest = _again(products, [log_alpha, *saved[len(grads) + 1 :]], grads)
+            return first, None, None, None, *rest
         along, for_weights = ctx.sites.gradients(saved, grads)
         z = saved[0] if ctx.sites.index is None else saved[0][:-1]
         return ctx.gates.slope(along, z, s), None, None, None, *for_weights
@@ -182,3 +213,39 @@ class GateInputs(TorchFunctionMode):
                 if not args:
                     kwargs["input"] = x
         return func(*args, **kwargs)
+
+
+@contextmanager
+def never_recomputed() -> Iterator[None]:
+    """Refuse activation checkpointing inside: its second forward pass runs in the backward pass, without the gates.
+
+    `torch.utils.checkpoint.checkpoint` reaches its two implementations through names of its module.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        yield
+        return
+    own = {name: getattr(checkpoint, name) for name in _CHECKPOINTS}
+    for name, refusing in _CHECKPOINTS.items():
+        setattr(checkpoint, name, refusing)
+    try:
+        yield
+    finally:
+        for name, one in own.items():
+            setattr(checkpoint, name, one)
+
+
+def _refuse_checkpoints(*_: Any, **__: Any) -> Any:
+    raise ModelError(
+        "The model recomputes activations in its backward pass (torch.utils.checkpoint), where the gates would not "
+        "act: switch that off while it is gated."
+    )
+
+
+class _RefusesCheckpoints:
+    apply = staticmethod(_refuse_checkpoints)
+
+
+_CHECKPOINTS = {
+    "_checkpoint_without_reentrant_generator": _refuse_checkpoints,
+    "CheckpointFunction": _RefusesCheckpoints,
+}

@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from prunus.errors import PrunusError
+
 Estimator = Literal["median", "noiseless"]
 
 
@@ -49,13 +51,13 @@ class HardConcrete:
 
     def __post_init__(self) -> None:
         if not (0 < self.beta < math.inf):
-            raise ValueError(f"The temperature beta must be positive and finite, not {self.beta}.")
+            raise PrunusError(f"The temperature beta must be positive and finite, not {self.beta}.")
         if not (-math.inf < self.gamma < 0):
-            raise ValueError(f"The stretched interval must begin below 0: gamma is {self.gamma}.")
+            raise PrunusError(f"The stretched interval must begin below 0: gamma is {self.gamma}.")
         if not (1 < self.zeta < math.inf):
-            raise ValueError(f"The stretched interval must end above 1: zeta is {self.zeta}.")
+            raise PrunusError(f"The stretched interval must end above 1: zeta is {self.zeta}.")
         if not self.low < self.high:
-            raise ValueError(f"The bounds on log alpha must be in order: low is {self.low}, high is {self.high}.")
+            raise PrunusError(f"The bounds on log alpha must be in order: low is {self.low}, high is {self.high}.")
         _ = self._quadrature  # made now, so that no numpy is left to trace or to run in a captured step
 
     def pdf(self, x: Tensor, log_alpha: Tensor) -> Tensor:
@@ -111,10 +113,14 @@ class HardConcrete:
     def draw(self, log_alpha: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """The same sample as `sample` without a graph, for the hot path: z, and s, from which `slope` continues.
 
-        `noise` is used up: it becomes s.
+        `noise` is used up: it becomes its own logit, from which `drawn` draws the same again.
         """
-        s = noise.logit_().add_(log_alpha).mul_(1 / self.beta).sigmoid_()
+        s = torch.add(noise.logit_(), log_alpha).mul_(1 / self.beta).sigmoid_()
         return s.mul(self.zeta - self.gamma).add_(self.gamma).clamp_(0, 1), s
+
+    def drawn(self, log_alpha: Tensor, logit: Tensor) -> Tensor:
+        """The same sample from the noise's logit, for autograd to record."""
+        return self._stretch(logit + log_alpha, 1 / self.beta).clamp(0, 1)
 
     def slope(self, grad: Tensor, z: Tensor, s: Tensor) -> Tensor:
         """grad times dz / d log alpha: (zeta - gamma) s (1 - s) / beta where 0 < z < 1, zero at its ends.
@@ -220,7 +226,7 @@ class HardConcrete:
         (1.3863, 0.8318)
         """
         if not 0 < keep < 1:
-            raise ValueError(f"An initial keep probability lies strictly between 0 and 1: {keep} does not.")
+            raise PrunusError(f"An initial keep probability lies strictly between 0 and 1: {keep} does not.")
         return math.log(keep) - math.log1p(-keep)
 
     @cached_property
@@ -259,5 +265,5 @@ class HardConcrete:
 
 def _known(how: str) -> str:
     if how not in get_args(Estimator):
-        raise ValueError(f"A test-time gate is 'median' or 'noiseless', not {how!r}.")
+        raise PrunusError(f"A test-time gate is 'median' or 'noiseless', not {how!r}.")
     return how

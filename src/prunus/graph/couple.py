@@ -183,7 +183,7 @@ def _build(traced: Traced, state: Analysis, fine: bool) -> Graph:
         works=_works(traced, state, names),
         tensors=traced.tensors,
         aliases=traced.aliases,
-        fixed_macs=state.fixed_macs // traced.batch,
+        fixed_macs=state.fixed_macs / traced.batch,
         selections=selections,
         split={module: _resolve(var, names) for module, var in state.split.items()},
     )
@@ -302,7 +302,7 @@ def _weights_graph(traced: Traced, state: Analysis) -> Graph:
         works=_works(traced, state, {}),
         tensors=traced.tensors,
         aliases=traced.aliases,
-        fixed_macs=state.fixed_macs // traced.batch,
+        fixed_macs=state.fixed_macs / traced.batch,
         scattered=scattered,
     )
 

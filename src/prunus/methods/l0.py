@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from prunus.budget.lines import Limit, Line, chooser
-from prunus.errors import BudgetError
+from prunus.errors import BudgetError, ModelError
 from prunus.gated import Gated
 
 
@@ -26,7 +26,7 @@ def read_strength(value: float | str, examples: int | None) -> float:
     True
     """
     if isinstance(value, str) and value.replace(" ", "").upper().endswith("/N"):
-        if not examples:
+        if not isinstance(examples, int) or examples < 1:
             raise BudgetError(f"The strength {value!r} needs the number of training examples: Penalty(examples=...).")
         return read_strength(value.replace(" ", "")[:-2], None) / examples
     try:
@@ -50,7 +50,11 @@ class Penalty:
     def __init__(
         self, gated: Gated, strength: float | str | Mapping[str, float | str], examples: int | None = None
     ) -> None:
+        if not isinstance(gated, Gated):
+            raise ModelError(f"A penalty is made for what prunus.gate returned; this is a {type(gated).__name__}.")
         by_layer = strength if isinstance(strength, Mapping) else {None: strength}
+        if not by_layer:
+            raise BudgetError("A penalty needs a strength, or one a layer: {'conv1': '10/N', 'fc*': '0.1/N'}.")
         self.gated = gated
         self.strengths = {where: read_strength(value, examples) for where, value in by_layer.items()}
         weight = torch.zeros(gated.units, dtype=torch.float64)
@@ -69,7 +73,7 @@ class Penalty:
             self._weight = self._weight.to(self.gated.log_alpha.device)
         if self.gated.fixed:
             return self._weight.new_zeros(())
-        return self.gated.p_active() @ self._weight
+        return (self.gated.p_active() * self._weight).sum()  # a matrix product would be cast under autocast
 
     def step(self) -> None:
         """Nothing to update: lambda is given."""

@@ -1,71 +1,21 @@
 """Is the small model the same function? Checked on every shrink, and on every group before training starts."""
 
-import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.axes import Frozen, Graph, Keep
+from prunus.axes import Frozen, Graph, Keep, spread
 from prunus.errors import InexactSurgery, ModelError, PrunusError
 from prunus.graph import drop
-from prunus.measure import evaluating
 from prunus.surgery.slicing import copied, mask_consumers, slice_model
+from prunus.surgery.trial import Inputs, outputs, telling
 
 TOLERANCE = 1e-5  # relative to the largest output, in float32
 TRIAL_TOLERANCE = 1e-7  # relative to the removal's own effect, in float64
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """One call of a model."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-    @classmethod
-    def of(cls, example: Any) -> "Inputs":
-        """Read what a user gives as example inputs: a tensor, a tuple of arguments, or a dict of named ones."""
-        if isinstance(example, Inputs):
-            return example
-        if isinstance(example, Mapping):
-            return cls((), dict(example))
-        if isinstance(example, tuple | list):
-            return cls(tuple(example), {})
-        return cls((example,), {})
-
-    def random(self, seed: int) -> "Inputs":
-        """The same shapes with other values: normal numbers for floats; integers and booleans stay as they are."""
-        generator = torch.Generator().manual_seed(seed)
-
-        def change(leaf: Any) -> Any:
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                return torch.randn(leaf.shape, generator=generator).to(leaf)
-            return leaf
-
-        return Inputs(tree_map(change, self.args), tree_map(change, dict(self.kwargs)))
-
-    def to(self, dtype: torch.dtype) -> "Inputs":
-        """Floats in another precision."""
-
-        def change(leaf: Any) -> Any:
-            return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-
-        return Inputs(tree_map(change, self.args), tree_map(change, dict(self.kwargs)))
-
-
-def outputs(model: nn.Module, inputs: Inputs, weights: Mapping[str, Tensor] | None = None) -> list[Tensor]:
-    """All tensors a model returns in evaluation mode."""
-    with evaluating(model):
-        if weights is None:
-            result = model(*inputs.args, **inputs.kwargs)
-        else:
-            result = functional_call(model, dict(weights), inputs.args, dict(inputs.kwargs))
-    return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -74,7 +24,9 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def max_rel_diff(reference: Sequence[Tensor], result: Sequence[Tensor]) -> float:
-    """The largest |difference| over the largest |reference|; infinite where shapes differ or anything is not finite.
+    """The largest |difference| over the largest |reference|; infinite where shapes differ or something is not finite.
+
+    Infinities that stand in the same places are equal: models mask with them.
 
     >>> max_rel_diff([torch.tensor([2.0, 4.0])], [torch.tensor([2.0, 4.5])])
     0.125
@@ -85,9 +37,11 @@ def max_rel_diff(reference: Sequence[Tensor], result: Sequence[Tensor]) -> float
     for a, b in zip(reference, result, strict=True):
         if a.shape != b.shape:
             return float("inf")
+        a, b = _wide(a), _wide(b)
+        masked = a.isinf() & (a == b)
+        a, b = a[~masked], b[~masked]
         if a.numel() == 0:
             continue
-        a, b = _wide(a), _wide(b)
         scale = a.abs().max().clamp(min=torch.finfo(torch.float64).tiny)
         value = ((a - b).abs().max() / scale).item()
         if not value < float("inf"):  # NaN too
@@ -101,57 +55,92 @@ def check(
 ) -> dict[str, Any]:
     """Compare the gated model (its `weights` put in) with the shrunk one, on the user's inputs and on random ones.
 
-    Half precision is compared on float32 copies: the figure must speak of the surgery, not of rounding.
+    Half precision is compared on float32 copies: the figure must speak of the surgery, not of rounding. Where normal
+    numbers are nothing that the model can take, the random inputs lie between the user's own.
 
     Raises:
         InexactSurgery: they differ by more than 1e-5 of the largest output.
+        ModelError: the gated model gives no numbers on the user's inputs, so that nothing can be compared.
     """
-    inputs = Inputs.of(example)
-    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in small.parameters())
-    if half:
-        model, small, inputs = copy.deepcopy(model).float(), copy.deepcopy(small).float(), inputs.to(torch.float32)
+    inputs, original, precision = Inputs.of(example), model, None
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in small.parameters()):
+        precision = torch.float32
+        model, small, inputs = copied(model).float(), copied(small).float(), inputs.to(precision)
         weights = {name: w.float() if w.is_floating_point() else w for name, w in weights.items()}
-    worst = 0.0
-    tried = [inputs, *(inputs.random(seed) for seed in range(random))]
-    for one in tried:
-        worst = max(worst, max_rel_diff(outputs(model, one, weights), outputs(small, one)))
+
+    def gated(one: Inputs) -> list[Tensor]:
+        return outputs(model, one, weights, precision=precision)
+
+    def compare(one: Inputs, reference: list[Tensor]) -> float:
+        return max_rel_diff(reference, outputs(small, one, precision=precision, not_of=original))
+
+    reference = _first_run(gated, inputs)
+    if not telling(reference):
+        raise ModelError(
+            "The gated model gives NaN, or no numbers at all, on the example inputs: there is nothing that the shrunk "
+            "model could be compared with. Give inputs that it gives numbers for."
+        )
+    worst, tried = compare(inputs, reference), 1
+    for seed in range(random):
+        one, reference = _taken(gated, inputs, seed)
+        if one is not None:
+            worst, tried = max(worst, compare(one, reference)), tried + 1
     if not worst <= TOLERANCE:
         raise InexactSurgery(
             f"The shrunk model differs from the gated one by {worst:.1e} of its largest output (allowed: "
             f"{TOLERANCE:.0e}), so it is refused. Freeze the parts of the model whose sizes are written as numbers in "
             "its code: prunus.gate(..., freeze=[...])."
         )
-    return {"max_rel_diff": worst, "inputs": len(tried), "tolerance": TOLERANCE, "ok": True}
+    return {"max_rel_diff": worst, "inputs": tried, "tolerance": TOLERANCE, "ok": True}
+
+
+def _first_run(run: Callable[[Inputs], list[Tensor]], inputs: Inputs) -> list[Tensor]:
+    try:
+        return run(inputs)
+    except PrunusError:
+        raise
+    except Exception as error:
+        raise ModelError(f"The model cannot take the example inputs ({_said(error)}).") from error
+
+
+def _taken(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, seed: int) -> tuple[Inputs | None, list[Tensor]]:
+    """Random inputs that a model takes and gives numbers for, if there are any."""
+    for one in (inputs.random(seed), inputs.like(seed)):
+        try:
+            result = run(one)
+        except PrunusError:
+            raise
+        except Exception:  # an index out of range, say
+            continue
+        if telling(result):
+            return one, result
+    return None, []
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
 
 def prove(model: nn.Module, graph: Graph, example: Any) -> Graph:
     """Try every group's removal before anybody trains: what does not run smaller, or comes out unequal, is frozen.
 
     Python code may hold sizes as numbers, which the exported graph cannot tell from shapes; such a model runs after
-    removal, in the right shape, with wrong values. So units are removed for good and the result is compared with the
-    same units gated, in float64, relative to the effect of the removal. All groups at once; one by one if that fails.
+    removal, in the right shape, with wrong values. So units are removed for good, half of them and then all but one,
+    and the result is compared with the same units gated, in float64, relative to the effect of the removal. All groups
+    at once; one by one if that fails.
     """
     if not graph.groups or graph.scattered:
         return graph
     inputs = Inputs.of(example)
-    try:
-        work = copied(model).double()
-        one = inputs.random(7).to(torch.float64)
-        outputs(work, one)
-        tolerance = TRIAL_TOLERANCE
-    except ModelError:
-        raise
-    except Exception:  # the model insists on its own precision
-        work, one, tolerance = copied(model), inputs.random(7), TOLERANCE
-    work.requires_grad_(False)
-    _calibrate(work)
+    trial = _trial(model, inputs)
     names = [group.name for group in graph.groups]
-    if _fails(work, graph, one, names, tolerance) is None:
+    if trial.fails(graph, names) is None:
         return graph
     proven: list[str] = []
     gone: dict[str, Frozen] = {}
     for name in names:
-        why = _fails(work, graph, one, [*proven, name], tolerance)
+        tried = drop(graph, {n: Frozen("", "not tried yet", "") for n in names if n != name and n not in proven})
+        why = trial.fails(tried, [*proven, name])
         if why is None:
             proven.append(name)
         else:
@@ -159,42 +148,102 @@ def prove(model: nn.Module, graph: Graph, example: Any) -> Graph:
     return drop(graph, gone)
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """A copy of a model on which removals are tried, with inputs that it gives numbers for."""
+
+    model: nn.Module
+    inputs: Inputs
+    precision: torch.dtype | None
+    tolerance: float
+
+    def run(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> list[Tensor]:
+        return outputs(model, self.inputs, weights, precision=self.precision)
+
+    def fails(self, graph: Graph, names: Sequence[str]) -> str | None:
+        """Remove one half of the units of some groups, another half, and all but one; say what goes wrong, or None."""
+        for share, seed, when in ((0.5, 13, ""), (0.5, 14, ""), (0.0, 15, "with one unit left, ")):
+            why = self._fails(graph, names, share, torch.Generator().manual_seed(seed))
+            if why is not None:
+                return when + why
+        return None
+
+    def _fails(self, graph: Graph, names: Sequence[str], share: float, generator: torch.Generator) -> str | None:
+        units = {}
+        for name, size in graph.sizes.items():
+            mask = torch.rand(size, generator=generator) < share
+            mask[int(torch.randint(size, (1,), generator=generator))] = True
+            if size > 1 and bool(mask.all()):
+                mask[0 if not mask[1:].any() else 1] = False
+            units[name] = mask if name in names else torch.ones(size, dtype=torch.bool)
+        for _, both in graph.fine_axes():  # a finer unit can stay only under a base that stays
+            under = spread(both.base, units).bool()
+            if not (units[str(both.fine.group)] & under).any():
+                units[str(both.fine.group)][under.nonzero()[0]] = True
+        keep = Keep(graph, units).closed()
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        masked = mask_consumers(graph, keep, tensors)
+        try:
+            small = self.run(slice_model(self.model, graph, keep))
+        except PrunusError:
+            raise
+        except Exception as error:
+            return f"removal does not run ({_said(error)})"
+        whole, gated = self.run(self.model), self.run(self.model, masked)
+        effect = max((_distance(a, b) for a, b in zip(whole, gated, strict=True)), default=0.0)
+        scale = max((_distance(a, torch.zeros_like(a)) for a in gated), default=0.0)
+        error_ = max_rel_diff(gated, small) * scale
+        if not error_ <= self.tolerance * max(effect, 1e-6 * scale):
+            return f"removal is not exact (off by {error_ / max(effect, 1e-300):.0e} of its effect)"
+        return None
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The largest difference between finite numbers."""
+    difference = (_wide(a) - _wide(b)).abs()
+    difference = difference[difference.isfinite()]
+    return float(difference.max()) if difference.numel() else 0.0
+
+
+def _trial(model: nn.Module, inputs: Inputs) -> _Trial:
+    """Copy a model for trials: in float64 where it can be, its constants varied where it stands that.
+
+    Raises:
+        ModelError: a copy is no copy, or the model gives no numbers on any inputs like the example's.
+    """
+    outputs(copied(model), inputs, not_of=model)
+    for varied in (True, False):
+        for precision, tolerance in ((torch.float64, TRIAL_TOLERANCE), (None, TOLERANCE)):
+            work = copied(model)
+            work = work if precision is None else work.to(precision)
+            work.requires_grad_(False)
+            if varied:
+                _calibrate(work)
+            some = inputs if precision is None else inputs.to(precision)
+            one, _ = _taken(partial(outputs, work, precision=precision), some, 7)
+            if one is not None:
+                return _Trial(work, one, precision, tolerance)
+    raise ModelError(
+        f"The model {type(model).__name__} gives NaN, or no numbers at all, on inputs like the example's: nothing that "
+        "is removed could be checked. Give example inputs that it gives numbers for."
+    )
+
+
 def _calibrate(model: nn.Module) -> None:
-    """Give constant tensors (fresh batch norms, zero biases) values of their own: equal units would hide errors."""
+    """Give constant tensors (fresh batch norms, zero biases) values of their own: equal units would hide errors.
+
+    What is nowhere negative stays so and does not grow: a variance, a probability, a logarithm's argument remains one.
+    """
     generator = torch.Generator().manual_seed(11)
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if not tensor.is_floating_point() or tensor.numel() < 2:
+    for tensor in [*model.parameters(), *model.buffers()]:
+        if not tensor.is_floating_point() or not tensor.numel():
             continue
-        if tensor.dim() == 1 or bool((tensor == tensor.flatten()[0]).all()):  # a zero weight would hide everything
-            noise = torch.rand(tensor.shape, generator=generator).to(tensor)
-            tensor.data.add_(0.5 * noise if name.endswith("var") else noise - 0.5)
-
-
-def _fails(model: nn.Module, graph: Graph, inputs: Inputs, names: list[str], tolerance: float) -> str | None:
-    """Remove about half of the units of some groups; say what goes wrong, or None."""
-    generator = torch.Generator().manual_seed(13)
-    units = {}
-    for name, size in graph.sizes.items():
-        mask = torch.rand(size, generator=generator) < 0.5
-        mask[int(torch.randint(size, (1,), generator=generator))] = True
-        if size > 1 and bool(mask.all()):
-            mask[0 if not mask[1:].any() else 1] = False
-        units[name] = mask if name in names else torch.ones(size, dtype=torch.bool)
-    keep = Keep(graph, units).closed()
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
-    masked = mask_consumers(graph, keep, tensors)
-    try:
-        small = outputs(slice_model(model, graph, keep), inputs)
-    except PrunusError:
-        raise
-    except Exception as error:
-        first = (str(error).strip().splitlines() or [""])[0][:120]
-        return f"removal does not run ({type(error).__name__}: {first})"
-    whole, gated = outputs(model, inputs), outputs(model, inputs, masked)
-    whole, gated, small = ([_wide(a) for a in every] for every in (whole, gated, small))
-    effect = max(((a - b).abs().max().item() if a.numel() else 0.0) for a, b in zip(whole, gated, strict=True))
-    scale = max(a.abs().max().item() if a.numel() else 0.0 for a in gated)
-    error_ = max_rel_diff(gated, small) * scale
-    if not error_ <= tolerance * max(effect, 1e-6 * scale):
-        return f"removal is not exact (off by {error_ / max(effect, 1e-300):.0e} of its effect)"
-    return None
+        noise = torch.rand(tensor.shape, generator=generator).to(tensor)
+        if bool((tensor == 0).all()):  # a zero weight would hide everything behind it
+            tensor.data.copy_(noise - 0.5)
+        elif tensor.dim() > 1 and bool((tensor != tensor.flatten()[0]).any()):
+            continue
+        elif bool((tensor >= 0).all()):
+            tensor.data.mul_(0.5 + 0.5 * noise)
+        else:
+            tensor.data.add_((noise - 0.5) * tensor.abs().max())

@@ -1,0 +1,103 @@
+"""From the gates' locations to the units that stay: in plain tensor code, without synchronisation."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from prunus.axes import Graph, factors, groups_of
+from prunus.gates import lay
+
+TIE = 1e-9  # breaks ties between equal gates, by order; far below any difference that training makes
+
+
+class Openness(nn.Module):
+    """Which units stay, for a graph whose groups lie one behind the other.
+
+    A unit stays if its location is above a threshold; finer units go with their base, and a base goes when none of its
+    positions is read any more. Of a group that would be empty the most probable unit stays, and no more.
+    """
+
+    segment: Tensor
+    tie: Tensor
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self.groups = len(graph.groups)
+        offsets: dict[str, int] = {}
+        units = 0
+        for name, size in graph.sizes.items():
+            offsets[name], units = units, units + size
+        lengths = torch.tensor(list(graph.sizes.values()), dtype=torch.long)
+        segment = torch.repeat_interleave(torch.arange(self.groups), lengths)
+        self.register_buffer("segment", segment, persistent=False)
+        self.register_buffer("tie", TIE * torch.arange(units, dtype=torch.float64), persistent=False)
+        self.fine: list[tuple[int, int, str]] = []
+        for k, (_, both) in enumerate(graph.fine_axes()):
+            if groups_of(both.base):
+                start = offsets[str(both.fine.group)]
+                self.fine.append((start, start + both.size, f"base{k}"))
+                self.register_buffer(f"base{k}", factors(both.base, offsets, units), persistent=False)
+        self.drops: list[tuple[int, int, list[tuple[int, int, str]]]] = []
+        for number, (name, places) in enumerate(graph.droppable().items()):
+            size, entry = graph.sizes[name], []
+            for k, (both, owner) in enumerate(places):
+                at = offsets[str(both.fine.group)]
+                nobody = owner.masked_fill(owner < 0, size)
+                self.register_buffer(f"owner{number}_{k}", nobody, persistent=False)
+                entry.append((at, at + both.size, f"owner{number}_{k}"))
+            self.drops.append((offsets[name], offsets[name] + size, entry))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Move with the gates, but stay in float64 whatever the model is converted to."""
+        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+
+    def key(self, location: Tensor) -> Tensor:
+        """Locations in float64, no two alike."""
+        return location.detach().double() - self.tie
+
+    def best(self, key: Tensor) -> Tensor:
+        """At every unit, the greatest key of its group."""
+        best = torch.full((self.groups,), -torch.inf, dtype=key.dtype, device=key.device)
+        return best.scatter_reduce(0, self.segment, key, "amax").index_select(0, self.segment)
+
+    @torch.no_grad()
+    def kept(self, key: Tensor, threshold: float) -> Tensor:
+        """The units that surgery keeps, 0 or 1."""
+        raw = (key > threshold).to(key.dtype)
+        open_ = raw.maximum((key == self.best(key)).to(key.dtype))
+        for start, stop, name in self.fine:
+            base = getattr(self, name)
+            still = raw[start:stop] * lay(F.pad(raw, (0, 1), value=1.0), base)
+            under = key[start:stop].masked_fill(lay(F.pad(open_, (0, 1), value=1.0), base) == 0, -torch.inf)
+            open_[start:stop] = torch.where(still.any(), still, (under == under.amax()).to(key.dtype))
+        for start, stop, places in self.drops:
+            before = open_[start:stop]
+            still = before * self._is_read(open_, stop - start, places)
+            first = (before > 0) & (before.cumsum(0) == 1)  # no layer can be empty: one unit stays, unread
+            open_[start:stop] = torch.where(still.any(), still, first.to(still.dtype))
+        return open_
+
+    @torch.no_grad()
+    def nearly_kept(self, location: Tensor, threshold: float) -> Tensor:
+        """What `kept` gives, but that empty groups stay empty: for every step's dual update, in few operations.
+
+        Whoever counts takes one unit of every group at least, and so counts the same.
+        """
+        open_ = location > threshold
+        if not self.fine:
+            return open_
+        open_ = open_.to(location.dtype)
+        for start, stop, name in self.fine:
+            open_[start:stop] *= lay(F.pad(open_, (0, 1), value=1.0), getattr(self, name))
+        for start, stop, places in self.drops:
+            open_[start:stop] *= self._is_read(open_, stop - start, places)
+        return open_
+
+    def _is_read(self, open_: Tensor, size: int, places: list[tuple[int, int, str]]) -> Tensor:
+        """Which units of a base are read at one position at least, by finer units that are open."""
+        read = torch.zeros(size + 1, dtype=open_.dtype, device=open_.device)
+        for at, end, name in places:
+            read.index_add_(0, getattr(self, name), open_[at:end])
+        return read[:-1] > 0
