@@ -170,15 +170,19 @@ def land_slowly(gated: Gated, budget: prunus.Budget, inputs: Inputs, at_once: bo
             return keep, closed
         ranked = []
         for name, mask in keep.units.items():
-            best = max(mask.nonzero().flatten().tolist(), key=lambda k, n=name: (gates[n][k], -k))
-            for k in mask.nonzero().flatten().tolist():
+            open_units = mask.nonzero().flatten().tolist()
+            best = max(open_units, key=lambda k, n=name: (gates[n][k], -k))
+            turn = 0
+            for k in sorted(open_units, key=lambda k, n=name: (gates[n][k], k)):
                 if k == best or (name, k) in gone:
                     continue
+                share = (len(open_units) - turn) / len(mask)
+                turn += 1
                 less = Keep(gated.graph, {**keep.units, name: mask & (torch.arange(len(mask)) != k)})
                 each = [(costs[o] - recount(gated, less, inputs, *lines[o][:2])) / lines[o][2] for o in over]
                 saving = sum(each)
                 if saving > 0:
-                    open_ = 1 / (1 + math.exp(-(gates[name][k] - gated.threshold)))
+                    open_ = 1 / (1 + math.exp(-(gates[name][k] - gated.threshold))) / share
                     enough = all(
                         s >= (costs[o] / lines[o][2] - 1) * (1 - 1e-9) for s, o in zip(each, over, strict=True)
                     )

@@ -1,9 +1,13 @@
 """The landing: whatever training leaves above a budget is closed at the end, so that the deployed cost always meets it.
 
-Gates close in the order of probability per cost: what is unlikely and expensive goes first. The saving of one more
-closed unit is the derivative of the cost at the present 0/1 openness, which for these polynomials is the exact
-difference. The last gate of all may save far more than is still too much; then another goes in its place, about as
-unlikely, that saves just enough. Of what a tighter limit keeps, a looser one keeps no less.
+Gates close in the order of probability per cost: what is unlikely and expensive goes first. A unit is worth more, the
+fewer of its group are left (its probability is divided by the share that is still open with it): where training left
+much to close and no gate is unlikely, cost alone would take a layer down to a single unit, and the network with it.
+Single weights are many, and compared across layers as they are.
+
+The saving of one more closed unit is the derivative of the cost at the present 0/1 openness, which for these
+polynomials is the exact difference. The last gate of all may save far more than is still too much; then another goes in
+its place, about as unlikely, that saves just enough.
 """
 
 from dataclasses import dataclass
@@ -74,7 +78,8 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         savings = _savings(budget, open_, over, limits)
         saving = savings.sum(0)
         candidates = (open_ > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, open_)
-        order = torch.where(candidates, p / saving.clamp(min=1e-300), torch.inf).argsort(stable=True)
+        worth = p / _share_left(gated, p, open_, candidates)
+        order = torch.where(candidates, worth / saving.clamp(min=1e-300), torch.inf).argsort(stable=True)
         order = order[: int(candidates.sum())]
         if not len(order):
             line = budget.lines[int(excess.argmax())]
@@ -85,7 +90,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         planned = saving[order].cumsum(0)
         many = int((planned <= 0.5 * float(excess[over].sum())).sum())
         if many <= 1:
-            order = _just_enough(order, p, savings, excess[over])
+            order = _just_enough(order, worth, savings, excess[over])
         location = _closed(gated, budget, location, order, max(1, many), limits)
         open_ = gated.open_units(location)
     gone = (start > 0) & (open_ == 0)
@@ -132,6 +137,25 @@ def _closed(gated: Gated, budget: Budget, location: Tensor, order: Tensor, many:
             middle = (low + many) // 2
             low, many = (low, middle) if meets(middle) else (middle, many)
     return after(many)
+
+
+def _share_left(gated: Gated, p: Tensor, open_: Tensor, candidates: Tensor) -> Tensor:
+    """At every candidate, the share of its group that is open when its turn comes: the less probable go before it."""
+    if gated.graph.scattered:
+        return torch.ones_like(p)
+    segment, groups = gated.openness.segment, len(gated.graph.groups)
+    order = candidates.nonzero().flatten()
+    order = order[p[order].argsort(stable=True)]
+    order = order[segment[order].argsort(stable=True)]  # group by group, each from the least probable on
+    size, left, tried = (
+        torch.zeros(groups, dtype=p.dtype, device=p.device).index_add(0, segment, one.to(p.dtype))
+        for one in (torch.ones_like(p), open_, candidates)
+    )
+    begin = (tried.cumsum(0) - tried)[segment[order]]
+    rank = torch.arange(len(order), device=p.device) - begin
+    share = torch.ones_like(p)
+    share[order] = (left[segment[order]] - rank) / size[segment[order]]
+    return share
 
 
 def _just_enough(order: Tensor, p: Tensor, savings: Tensor, excess: Tensor) -> Tensor:
