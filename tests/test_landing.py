@@ -564,7 +564,8 @@ def test_a_landing_of_more_than_two_percent_is_worth_a_warning(units: int, loud:
     assert warning.filename == __file__  # it points at who landed
     said = str(result.advice)
     assert f"{200 - units:,} gate" in said
-    assert f"{(3004 - limit) / limit:.1%} of a limit" in said
+    share = (3004 - limit) / limit
+    assert (f"{share:.1%} above the budget" if share < 1 else f"at {share + 1:,.1f} times the budget") in said
     assert "Train for more epochs, or raise the dual rate" in said
 
 

@@ -63,6 +63,19 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def said(error: BaseException, most: int = 160) -> str:
+    """What another library's error says, in one line of whole words.
+
+    >>> said(RuntimeError("one two three"), most=9)
+    'RuntimeError: one two …'
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0].rstrip(".") if lines else ""
+    if len(text) > most:
+        text = text[: most + 1].rpartition(" ")[0] + " …"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Say which of `names` look like `name`, as the end of a sentence.
 

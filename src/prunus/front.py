@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -19,7 +20,7 @@ from prunus.graph import analyse
 from prunus.landing import land
 from prunus.measure import batch_size, total_macs
 from prunus.receipt import Receipt, build
-from prunus.surgery import Inputs, check, prove, slice_model
+from prunus.surgery import Inputs, check, first_run, outputs, prove, slice_model
 from prunus.surgery.artefact import plan_of
 
 _GATED: "WeakSet[nn.Module]" = WeakSet()  # models that were gated: their weights are rescaled once already
@@ -68,6 +69,10 @@ def _check(model: nn.Module, inputs: Inputs) -> None:
     for leaf in tree_leaves((inputs.args, dict(inputs.kwargs))):
         if isinstance(leaf, Tensor) and leaf.numel() == 0:
             raise ModelError(f"An example input is empty, of shape {tuple(leaf.shape)}: give one example at least.")
+    for name, weight in model.named_parameters():
+        if not bool(weight.isfinite().all()):
+            raise ModelError(f"The weight {name} holds NaN or infinity: start from weights that are numbers.")
+    first_run(partial(outputs, model), inputs, type(model).__name__)
 
 
 def gate(

@@ -41,10 +41,10 @@ class Landing:
         """What to change, in plain words, if the landing had much to close."""
         if self.share <= NOTABLE:
             return None
+        much = f"{self.share:.1%} above" if self.share < 1 else f"at {self.share + 1:,.1f} times"
         return (
-            f"The landing had to close {self.closed:,} gate{'s' * (self.closed != 1)}, {self.share:.1%} of a limit, "
-            "because training ended above the budget. Train for more epochs, or raise the dual rate, so that the "
-            "multipliers get there."
+            f"The landing had to close {self.closed:,} gate{'s' * (self.closed != 1)}, because training ended {much} "
+            "the budget. Train for more epochs, or raise the dual rate, so that the multipliers get there."
         )
 
     def as_dict(self) -> dict[str, Any]:

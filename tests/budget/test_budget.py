@@ -639,12 +639,12 @@ def test_all_the_least_at_once_are_met() -> None:
 def test_the_line_that_cannot_be_met_is_named() -> None:
     one = gated_again("mlp")
     for options, sentence in (
-        ({"params": 0.5, "macs": 4}, "The budget macs=4 cannot be reached: it allows 4 macs, and the least possible is "
-                                     "5 macs (8.06% of the dense model's 62 macs), with one unit left in every group."),
+        ({"params": 0.5, "macs": 4}, "The budget macs=4 cannot be reached: it allows 4 MACs, and the least possible is "
+                                     "5 MACs (8.06% of the dense model's 62 MACs), with one unit left in every group."),
         ({"params": 0.5, "bytes": "39B"}, "The budget bytes=39 cannot be reached: it allows 39 bytes, and the least "
                                           "possible is 40 bytes (13.51% of the dense model's 296 bytes)"),
-        ({"params": 0.5, "layers": {"4": 0.3}}, "The budget layer:4=30% cannot be reached: it allows 4 params, and the "
-                                                "least possible is 6 params (40.00% of the dense model's 15 params)"),
+        ({"params": 0.5, "layers": {"4": 0.3}}, "The budget layer:4=30% cannot be reached: it allows 4 parameters, and "
+                                                "the least possible is 6 parameters (40.00% of the dense model's "),
         ({"params": 0.5, "density": 0.1}, "The budget density=10% cannot be reached: it allows 10.00%, and the least "
                                           "possible is 19.35%"),
     ):  # fmt: skip
@@ -657,7 +657,7 @@ def test_an_expected_cost_cannot_fall_below_its_floor() -> None:
     p = 1 / (1 + math.exp(2 / 3 * math.log(0.1 / 1.1) + math.log(100)))
     floor = hand("mlp", (6 * p, 5 * p, 4 * p))["params"]
     assert floor < 10  # fewer than a unit in every group: the deployed cost binds first
-    with pytest.raises(BudgetError, match="the least possible is 10 params"):
+    with pytest.raises(BudgetError, match="the least possible is 10 parameters"):
         Budget(one, params=9, dual="expected")
     single = gated_again("lenet", units="weights")
     assert 4 + 15 < 22 < 170 * p + 15 < 24  # a weight in every layer, and all the biases

@@ -15,16 +15,15 @@ def described(*words: str) -> dict[str, Any]:
     assert said.code == 0, said.err
     assert said.err == ""
     result: dict[str, Any] = json.loads(said.out)
-    assert list(result) == ["groups", "frozen", "shrinkable", "reachable"]
+    assert list(result) == ["groups", "frozen", "shrinkable"]
     for group in result["groups"]:
         assert list(group) == ["name", "size", "unit", "members", "share"]
         assert all(isinstance(member, str) for member in group["members"])
         assert set(group["share"]) == {"params", "macs"}
         assert all(0 < share <= 1 for share in group["share"].values())
     assert all(list(frozen) == ["axis", "operation", "module"] for frozen in result["frozen"])
-    for key in ("shrinkable", "reachable"):
-        assert set(result[key]) == {"params", "macs"}
-        assert all(0 < share <= 1 for share in result[key].values())
+    assert set(result["shrinkable"]) == {"params", "macs"}
+    assert all(0 < share <= 1 for share in result["shrinkable"].values())
     return result
 
 

@@ -169,7 +169,7 @@ def test_a_receipt_of_an_earlier_run_is_not_this_runs(tmp_path: Path) -> None:
     lines, receipt = fake_lines(epochs=2, polish=0, finished=False)
     page = report(put(tmp_path / "run", lines, receipt))
     assert "Unfinished after 2 of 2 epochs" in page.text
-    assert "an earlier run's" in page.text
+    assert "was made along the way" in page.text
     assert "✓ Equal" not in page.text
 
 

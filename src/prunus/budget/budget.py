@@ -127,10 +127,11 @@ class Budget:
             if not dense:
                 raise BudgetError(f"The budget {line} counts nothing: there is no {line.what} in it to spend.")
             if limit < least * (1 - 1e-12):
+                why = "with one unit left in every group" if gated.units else "because nothing in this model can shrink"
                 raise BudgetError(
                     f"The budget {line} cannot be reached: it allows {_number(limit, line)}, and the least possible is "
-                    f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), with "
-                    "one unit left in every group."
+                    f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), "
+                    f"{why}."
                 )
             if self.dual == "expected" and limit < floor[k]:
                 raise BudgetError(
@@ -334,4 +335,5 @@ def _check_formulation(formulation: Any, penalty: Any, lines: int) -> None:
 def _number(value: float, line: Line) -> str:
     if line.what == "density":
         return f"{value:.2%}"
-    return f"{value:,.0f} {'bytes' if line.what == 'bytes' else line.what}"
+    word = {"params": "parameter", "macs": "MAC", "bytes": "byte"}[line.what]
+    return f"{value:,.0f} {word}{'s' * (round(value) != 1)}"

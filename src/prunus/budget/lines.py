@@ -84,7 +84,8 @@ def read_limit(value: Any, what: str, name: str) -> Limit:
     if unit.lower() not in units:
         known = "%, B, kB, MB, GB, KiB, MiB, GiB" if what == "bytes" else "%, k, M, G"
         raise BudgetError(f"The budget {name}={text} has the unknown unit {unit!r}; known for {what}: {known}.")
-    whole = unit != "" or re.fullmatch(r"\+?[\d_]+", match[1]) is not None
+    power = "e" in match[1].lower() and number > 1 and number.is_integer()  # 5e3
+    whole = unit != "" or power or re.fullmatch(r"\+?[\d_]+", match[1]) is not None
     if number <= 0 or not whole:
         return _fraction(number, name, text, hint)
     return _absolute(number * units[unit.lower()], what, name)

@@ -119,7 +119,7 @@ def train(
 ) -> None:
     """Train a model to a budget; without a model, data and budget, run the embedded demo.
 
-    Writes receipt.json, small.safetensors, report.html, log.jsonl and checkpoint/ into the output folder.
+    Writes receipt.json, small.safetensors, report.html, plots/, log.jsonl and checkpoint/ into the output folder.
     """
     from prunus.cli.train import train as work
 

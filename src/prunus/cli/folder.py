@@ -1,6 +1,5 @@
 """A run's folder: what may lie there before a run begins, and what stays if it does not."""
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from prunus.record import read
 from prunus.train import checkpoint
 
 LOCK = ".lock"
+INSIDE = {"checkpoint": (FILE, checkpoint.NAME, ".*.part"), "plots": ("*.png", "*.svg", ".*.part")}
 MADE = ("receipt.json", "small.safetensors", "report.html", "log.jsonl", "checkpoint", "plots")
 
 
@@ -66,6 +66,9 @@ class Folder:
         Raises:
             OutputError: there is a run here, or files that go by the names of one.
         """
+        if (self.path / LOCK).exists():
+            with self.alone():
+                pass
         if not self.held:
             return
         try:
@@ -90,10 +93,14 @@ class Folder:
         """Remove what an earlier run wrote, and nothing else."""
         for name in MADE:
             path = self.path / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
+            if path.is_symlink() or not path.is_dir():
                 path.unlink(missing_ok=True)
+                continue
+            for pattern in INSIDE[name]:
+                for file in path.glob(pattern):
+                    file.unlink(missing_ok=True)
+            if not any(path.iterdir()):
+                path.rmdir()
         for path in self.path.glob(".*.part"):  # of a run that was killed while it wrote
             path.unlink(missing_ok=True)
 

@@ -89,7 +89,6 @@ def described(graph: Graph, found: Shares) -> dict[str, Any]:
         ],
         "frozen": [{"axis": f.axis, "operation": f.operation, "module": f.module} for f in graph.frozen],
         "shrinkable": found.shrinkable,
-        "reachable": found.reachable,
     }
 
 

@@ -23,24 +23,25 @@ def shrink(path: Path, given: Mapping[str, Any], device: str | None) -> None:
     job = replace(folder.job(), **given, baseline=False)
     if not job.model or not job.data:
         raise ArtefactError(f"The checkpoint in {path} does not name its model and data; give --model and --data.")
-    run, _ = build(job, path, device)
-    run.restore()
-    run.settle()
-    small, receipt = shrink_gated(
-        run.gated,
-        run.inputs,
-        evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
-        metric={"name": "accuracy", "dense": job.dense},
-        run={
-            "seed": run.settings.seed,
-            "seconds": round(run.seconds, 3),
-            "device": str(run.device),
-            "epochs": run.epoch,
-            "method": run.settings.method,
-        },
-    )
-    save(small, path / "small.safetensors")
-    receipt.save(path / "receipt.json")
+    with folder.alone():
+        run, _ = build(job, path, device)
+        run.restore()
+        run.settle()
+        small, receipt = shrink_gated(
+            run.gated,
+            run.inputs,
+            evaluate=lambda network: accuracy(network, run.data.test_x, run.data.test_y),
+            metric={"name": "accuracy", "dense": job.dense},
+            run={
+                "seed": run.settings.seed,
+                "seconds": round(run.seconds, 3),
+                "device": str(run.device),
+                "epochs": run.epoch,
+                "method": run.settings.method,
+            },
+        )
+        save(small, path / "small.safetensors")
+        receipt.save(path / "receipt.json")
     title = job.title
     if run.epoch < run.settings.epochs:
         speech.note(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prunus.data import Dataset
-from prunus.errors import ModelError, PrunusError, nearest
+from prunus.errors import ModelError, PrunusError, nearest, said
 from prunus.models import MLP, LeNet5
 
 BUILT_IN = ("mlp", "lenet5")
@@ -37,16 +37,13 @@ def device_of(name: str | None) -> str | None:
     if name is None:
         return None
     try:
-        if torch.device(name).type == "meta":
-            raise RuntimeError("it holds no numbers")
+        there = torch.device(name).type != "meta"
         torch.empty(1, device=name)
-    except (
-        RuntimeError,
-        AssertionError,
-        NotImplementedError,
-    ) as error:  # torch asserts if built without CUDA
-        first = str(error).split("\n", 1)[0].rstrip(".")[:160]
-        raise PrunusError(f"There is no device {name!r} here: {first}; --device cpu always works.") from error
+    except (RuntimeError, AssertionError, NotImplementedError):  # torch asserts if built without CUDA
+        there = False
+    if not there:
+        found = ["cpu", *(f"cuda:{k}" for k in range(torch.cuda.device_count()))]
+        raise PrunusError(f"There is no device {name!r} here; there are: {', '.join(found)}.")
     return name
 
 
@@ -76,13 +73,16 @@ def model_and_inputs(name: str, seed: int, data: Dataset | None, inputs: str | N
             f'There is no model named {name!r}; {nearest(name, BUILT_IN)}. Your own is named as "pkg.mod:factory".'
         )
     if shape is not None:
-        return model, torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        try:
+            return model, torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+        except (RuntimeError, MemoryError) as error:
+            raise PrunusError(f"Example inputs of shape {inputs} do not fit into memory; give smaller ones.") from error
     if own is not None:
         return model, own
     if data is not None:
         return model, data.train_x[:2]
     raise ModelError(
-        f"Nothing says what the inputs of {name} look like: give --input, such as --input 2x3x32x32, or --data, or let "
+        f"Nothing says what the inputs of {name} look like: give --input, such as --input 2x3x32x32, or let "
         "the factory return (module, example_inputs)."
     )
 
@@ -107,7 +107,7 @@ def _made(name: str, seed: int) -> tuple[nn.Module, Any]:
     except PrunusError:
         raise
     except (Exception, SystemExit) as error:
-        raise ModelError(f"Calling {name}() raised {_said(error)}.") from error
+        raise ModelError(f"Calling {name}() raised {said(error)}.") from error
     model, inputs = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
     if not isinstance(model, nn.Module):
         raise ModelError(
@@ -135,7 +135,7 @@ def _factory(name: str) -> Callable[[], Any]:
             ) from error
         raise ModelError(f"Importing {module_name} failed: it needs {error.name}, which is not installed.") from error
     except (Exception, SystemExit) as error:
-        raise ModelError(f"Importing {module_name}, asked for by --model {name}, raised {_said(error)}.") from error
+        raise ModelError(f"Importing {module_name}, asked for by --model {name}, raised {said(error)}.") from error
     owner = module_name
     for word in path.split("."):
         if not hasattr(found, word):
@@ -154,8 +154,3 @@ def _factory(name: str) -> Callable[[], Any]:
     except ValueError:
         pass  # built in; calling it will tell
     return found
-
-
-def _said(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__

@@ -42,12 +42,14 @@ def note(text: str, console: Console | None = None) -> None:
 
 def error(sentence: str) -> None:
     """Say what went wrong."""
-    err().print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=True)
+    console = err()
+    console.print(Text.assemble(("error: ", "bold red"), sentence), soft_wrap=not console.is_terminal)
 
 
 def warn(sentence: str) -> None:
     """Say what might go wrong."""
-    err().print(Text.assemble(("warning: ", "yellow"), sentence), soft_wrap=True)
+    console = err()
+    console.print(Text.assemble(("warning: ", "yellow"), sentence), soft_wrap=not console.is_terminal)
 
 
 @contextmanager
@@ -93,7 +95,7 @@ def guarded(call: Callable[[], Any]) -> int:
     except OSError as problem:
         if problem.errno == errno.EPIPE:  # whoever read our output has gone
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 1
+            return 0
         what = f"{problem.filename} cannot be used: " if problem.filename else ""
         error(f"{what}{problem.strerror or problem}.")
         return USER

@@ -11,7 +11,7 @@ from prunus.cli import speech
 from prunus.train import Run
 
 WORDS = {"params": "parameters", "macs": "MACs", "bytes": "bytes", "density": "density"}
-FILES = ("receipt.json", "small.safetensors", "report.html", "log.jsonl", "checkpoint")
+FILES = ("receipt.json", "small.safetensors", "report.html", "plots", "log.jsonl", "checkpoint")
 
 
 def headline(run: Run, title: str, going_on: bool) -> str:
@@ -117,7 +117,7 @@ def _facts(receipt: Mapping[str, Any]) -> list[tuple[str, Text]]:
     closed = "nothing: training itself met every budget"
     if landing.get("closed"):
         gates = _count(landing["closed"], "gate")
-        closed = f"{gates}, {landing.get('share', 0):.1%} of a limit, that training left above it"
+        closed = f"{gates}: training left the deployed cost {above(landing.get('share', 0))}"
     seconds = run["seconds"]
     took = "" if seconds is None else f" in {seconds:.0f} s" if seconds < 90 else f" in {seconds / 60:.1f} minutes"
     return [
@@ -131,6 +131,15 @@ def _file(path: Path) -> str:
     if path.is_dir():
         return f"{path.name}/"
     return f"{path.name} ({size(path.stat().st_size)})" if path.suffix == ".safetensors" else path.name
+
+
+def above(share: float) -> str:
+    """By how much a cost was above its limit.
+
+    >>> above(0.021), above(9.0)
+    ('2.1% above a limit', '10.0 times a limit')
+    """
+    return f"{share:.1%} above a limit" if share < 1 else f"{share + 1:,.1f} times a limit"
 
 
 def size(count: int) -> str:

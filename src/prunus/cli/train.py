@@ -1,5 +1,6 @@
 """`prunus train`: check everything, train, and show what came out."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from prunus.cli import speech, tables
 from prunus.cli.folder import Folder
 from prunus.cli.job import DEMO, Job, differences
 from prunus.cli.sources import device_of, model_and_inputs
-from prunus.errors import ArtefactError, PrunusError
+from prunus.errors import ArtefactError, OutputError, PrunusError
 from prunus.receipt import Receipt
 from prunus.train import Progress, Run, Settings, fit, fit_dense, one_process
 
@@ -24,6 +25,9 @@ def settings_of(values: Mapping[str, Any]) -> Settings:
     """Settings from the options that were given, or from a run's folder."""
     try:
         return Settings(**values)
+    except PrunusError as error:
+        option = re.sub(r"^The setting (\w+)", lambda found: "--" + found[1].replace("_", "-"), str(error))
+        raise PrunusError(option) from error
     except TypeError as error:
         raise ArtefactError(f"The run was made by another version of Prunus: {error}.") from error
 
@@ -130,7 +134,12 @@ def _work(run: Run, dense: nn.Module, job: Job, folder: Folder, going_on: bool) 
             job = replace(job, dense=fit_dense(dense, run.data, run.settings, run.device, run.progress))
         job.save(folder.checkpoint)
     result = fit(run, resume=going_on, dense=job.dense)
-    report.write([folder.path], folder.path / "report.html")
+    try:
+        report.write([folder.path], folder.path / "report.html")
+    except OutputError as error:
+        raise OutputError(
+            f"{error} The run itself is finished, but for its report; `prunus report {folder.path}` writes that."
+        ) from error
     return result.receipt
 
 

@@ -5,6 +5,7 @@ and buffers keep the names they have in the model.
 """
 
 import copy
+import logging
 import operator
 import warnings
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils.flop_counter import FlopCounterMode
 
 from prunus.axes import Stored
-from prunus.errors import ModelError
+from prunus.errors import ModelError, said
 
 
 @dataclass(frozen=True)
@@ -121,18 +122,20 @@ def _macs(node: torch.fx.Node) -> int:
 def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
     training = {name: module.training for name, module in model.named_modules()}
     model.eval()
+    quiet = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)  # what torch logs on its way to the error that is told below
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(model, args, dict(kwargs) or None, strict=False)
     except Exception as error:
-        first = next((line for line in str(error).strip().splitlines() if line.strip()), type(error).__name__)
+        why = "it branches on the values of tensors" if "DataDependent" in type(error).__name__ else said(error)
         raise ModelError(
-            f"The model {type(model).__name__} cannot be exported on these example inputs "
-            f"({type(error).__name__}: {first.strip()[:200]}). Prunus needs a forward pass that runs on them and does "
-            "not branch on the values of tensors."
+            f"The model {type(model).__name__} cannot be exported on these example inputs ({why}). Prunus needs a "
+            "forward pass that runs on them and does not branch on the values of tensors."
         ) from error
     finally:
+        logging.disable(quiet)
         for name, module in model.named_modules():
             module.training = training[name]
 

@@ -103,7 +103,7 @@ def _about(run: Run) -> list[str]:
 def _body(run: Run, plots: Sequence[Plot]) -> str:
     parts = [_facts(run)]
     if run.end is None:
-        stale = " A receipt in its folder is an earlier run's and is not shown." if run.stale else ""
+        stale = " The receipt in its folder was made along the way and is not shown." if run.stale else ""
         parts.append(f'<p class="note">The log has no end line: the run is still going, or was stopped.{stale}</p>')
     suffix = "" if run.finished else " so far"
     parts.append(_card(f"Dense and deployed{suffix}", tables.costs(run)))

@@ -1,6 +1,6 @@
 """Running a model to compare it: its inputs, its outputs, and nothing about it changed afterwards."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from prunus.errors import ModelError
+from prunus.errors import ModelError, PrunusError, said
 from prunus.measure import evaluating
 
 SEED = 5  # of what a model itself draws: the same in every run that is compared
@@ -135,6 +135,20 @@ def outputs(
         else:
             result = functional_call(model, dict(weights), inputs.args, dict(inputs.kwargs))
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def first_run(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, name: str) -> list[Tensor]:
+    """Run a model on the user's own inputs.
+
+    Raises:
+        ModelError: it cannot take them.
+    """
+    try:
+        return run(inputs)
+    except PrunusError:
+        raise
+    except Exception as error:
+        raise ModelError(f"The model {name} cannot take these example inputs ({said(error)}).") from error
 
 
 @contextmanager

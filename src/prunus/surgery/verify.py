@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from prunus.axes import Frozen, Graph, Keep, spread
-from prunus.errors import InexactSurgery, ModelError, PrunusError
+from prunus.errors import InexactSurgery, ModelError, PrunusError, said
 from prunus.graph import drop
 from prunus.surgery.slicing import copied, mask_consumers, slice_model
-from prunus.surgery.trial import Inputs, outputs, telling
+from prunus.surgery.trial import Inputs, first_run, outputs, telling
 
 TOLERANCE = 1e-5  # relative to the largest output, in float32
 TRIAL_TOLERANCE = 1e-7  # relative to the removal's own effect, in float64
@@ -74,7 +74,7 @@ def check(
     def compare(one: Inputs, reference: list[Tensor]) -> float:
         return max_rel_diff(reference, outputs(small, one, precision=precision, not_of=original))
 
-    reference = _first_run(gated, inputs)
+    reference = first_run(gated, inputs, type(original).__name__)
     if not telling(reference):
         raise ModelError(
             "The gated model gives NaN, or no numbers at all, on the example inputs: there is nothing that the shrunk "
@@ -94,15 +94,6 @@ def check(
     return {"max_rel_diff": worst, "inputs": tried, "tolerance": TOLERANCE, "ok": True}
 
 
-def _first_run(run: Callable[[Inputs], list[Tensor]], inputs: Inputs) -> list[Tensor]:
-    try:
-        return run(inputs)
-    except PrunusError:
-        raise
-    except Exception as error:
-        raise ModelError(f"The model cannot take the example inputs ({_said(error)}).") from error
-
-
 def _taken(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, seed: int) -> tuple[Inputs | None, list[Tensor]]:
     """Random inputs that a model takes and gives numbers for, if there are any."""
     for one in (inputs.random(seed), inputs.like(seed)):
@@ -115,10 +106,6 @@ def _taken(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, seed: int) -> 
         if telling(result):
             return one, result
     return None, []
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:120]}"
 
 
 def prove(model: nn.Module, graph: Graph, example: Any) -> Graph:
@@ -188,7 +175,7 @@ class _Trial:
         except PrunusError:
             raise
         except Exception as error:
-            return f"removal does not run ({_said(error)})"
+            return f"removal does not run ({said(error)})"
         whole, gated = self.run(self.model), self.run(self.model, masked)
         effect = max((_distance(a, b) for a, b in zip(whole, gated, strict=True)), default=0.0)
         scale = max((_distance(a, torch.zeros_like(a)) for a in gated), default=0.0)
@@ -211,7 +198,7 @@ def _trial(model: nn.Module, inputs: Inputs) -> _Trial:
     Raises:
         ModelError: a copy is no copy, or the model gives no numbers on any inputs like the example's.
     """
-    outputs(copied(model), inputs, not_of=model)
+    first_run(partial(outputs, copied(model), not_of=model), inputs, type(model).__name__)
     for varied in (True, False):
         for precision, tolerance in ((torch.float64, TRIAL_TOLERANCE), (None, TOLERANCE)):
             work = copied(model)

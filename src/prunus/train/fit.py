@@ -46,7 +46,11 @@ def fit(run: Run, *, resume: bool = False, dense: float | None = None) -> Result
     with Writer(run.out / "log.jsonl", keep_bytes) as log, run.progress.running(settings, run.budget):
         if not resume:
             log.write("start", **_start(run))
-        run.train(log)
+        try:
+            run.train(log)
+        except RunFailed as error:
+            log.write("warning", message=str(error))
+            raise
         run.progress.say("shrinking")
         small, receipt = shrink(
             gated,

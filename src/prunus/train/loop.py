@@ -35,6 +35,7 @@ from prunus.train.settings import Settings
 from prunus.train.trend import warning
 
 LOG_LINES = 400
+FALLEN = 0.1  # an accuracy that ends this far below its best is worth a warning
 
 
 class Run:
@@ -94,6 +95,7 @@ class Run:
         self.seconds = 0.0
         self.history: list[list[float]] = []
         self.warned: list[str] = []
+        self.best = 0.0
         self.log_every = settings.log_every or max(1, self.steps_per_epoch * settings.epochs // LOG_LINES)
 
     # ---- training --------------------------------------------------------------------------------------------------
@@ -165,7 +167,8 @@ class Run:
             raise RunFailed(
                 f"{what} became {loss} in epoch {self.epoch + 1}, at or before step {self.step}: training diverged. "
                 f"{kept} Lower the learning rates (now {self.settings.weight_lr:g} for the weights and "
-                f"{self.settings.gate_lr:g} for the gates)."
+                f"{self.settings.gate_lr:g} for the gates)"
+                + (f" or the weight decay (now {self.settings.weight_decay:g})." if self.settings.weight_decay else ".")
             )
 
     def _log_step(self, log: Writer, mean: Tensor) -> None:
@@ -230,6 +233,13 @@ class Run:
             open=[int(count) for count in opened.tolist()],
         )
         self.progress.epoch(self.epoch, loss, value, readings)
+        self.best = max(self.best, value)
+        if self.epoch == self.settings.epochs and self.best - value > FALLEN:
+            self._warn(
+                log,
+                f"The accuracy fell from {self.best:.1%} to {value:.1%}: the network was pressed faster than it could "
+                "learn. Train for more epochs, lower the dual rate, or loosen the budget.",
+            )
         if not self.gated.fixed:
             self.history.append([reading["deployed"] / reading["limit"] for reading in readings])
             for k, line in enumerate(self.budget.lines):
@@ -267,6 +277,7 @@ class Run:
             "seconds": self.seconds,
             "history": self.history,
             "warned": self.warned,
+            "best": self.best,
             "fixed": self.gated.fixed,
             "landing": self.gated.landing,
             "average_steps": self.average.steps if self.average is not None else 0,
@@ -306,7 +317,7 @@ class Run:
                 value.copy_(tensors[f"average.{k}"])
             self.average.steps = facts["average_steps"]
         self.epoch, self.step, self.seconds = facts["epoch"], facts["step"], facts["seconds"]
-        self.history, self.warned = facts["history"], facts["warned"]
+        self.history, self.warned, self.best = facts["history"], facts["warned"], facts["best"]
         checkpoint.restore_random(tensors, self.device)
         return int(facts["log_bytes"])
 

@@ -57,7 +57,7 @@ class Progress:
 
     def _open(self, what: str, total: int) -> None:
         self.close()
-        if not self.quiet and self.console.is_terminal:
+        if not self.quiet and self.console.is_terminal and not self.console.is_dumb_terminal:
             self._bar = _Bar(
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=24),
@@ -93,7 +93,7 @@ class Progress:
             spent = time.perf_counter() - self._began
             left = spent / (epoch - self._first + 1) * (self._epochs - epoch)
             facts = "  ".join([self._quality(loss), *self._budgets(readings)])
-            self._say(f"epoch {epoch}/{self._epochs}  {facts}  {spent:.0f} s, {left:.0f} s left")
+            self._say(f"epoch {epoch}/{self._epochs}  {facts}  {duration(spent)}, {duration(left)} left")
 
     def _quality(self, loss: float) -> str:
         return f"loss {loss:.4f}" + ("" if self._metric is None else f"  test accuracy {self._metric:.2%}")
@@ -119,8 +119,8 @@ class Progress:
                 if epoch >= epochs:
                     self.close()
             elif not self.quiet and int(epoch) % every == 0:
-                spent = time.perf_counter() - began
-                self._say(f"dense baseline: epoch {epoch:.0f}/{epochs}, {spent / epoch * (epochs - epoch):.0f} s left")
+                left = (time.perf_counter() - began) / epoch * (epochs - epoch)
+                self._say(f"dense baseline: epoch {epoch:.0f}/{epochs}, {duration(left)} left")
 
         return tick
 
@@ -137,6 +137,18 @@ class Progress:
 
     def _say(self, line: str) -> None:
         self.console.print(Text(line), soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(8.6), duration(200), duration(9000)
+    ('9 s', '3 min', '2 h 30 min')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _percent(share: float) -> str:

@@ -8,6 +8,8 @@ from prunus.errors import PrunusError
 
 METHODS = ("l0",)
 SCHEDULES = ("constant", "cosine")
+MOST_EPOCHS = 1_000_000
+GREATEST = 1e38
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,14 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("epochs", "batch_size", "accumulate"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be 1 or more")
-        for name in ("weight_lr", "gate_lr"):
+        _require(self.epochs <= MOST_EPOCHS, f"epochs is {self.epochs}; there can be {MOST_EPOCHS:,} at most")
+        _require(0 <= self.seed < 2**63, f"seed is {self.seed}; a seed lies between 0 and 2^63 - 1")
+        for name in ("weight_lr", "gate_lr", "dual_rate"):
             value = getattr(self, name)
-            _require(0 < value < math.inf, f"{name} is {value}; it must be above zero")
-        _require(self.dual_rate is None or 0 < self.dual_rate < math.inf, "dual_rate must be above zero")
-        _require(self.weight_decay >= 0, f"weight_decay is {self.weight_decay}; it must not be negative")
+            right = value is None or 0 < value < GREATEST
+            _require(right, f"{name} is {value}; it must be above zero, and finite")
+        right = 0 <= self.weight_decay < GREATEST
+        _require(right, f"weight_decay is {self.weight_decay}; it must be zero or above, and finite")
         _require(0 < self.keep < 1, f"keep is {self.keep}; a keep probability lies between 0 and 1")
         _require(0 <= self.warm_up <= 1, f"warm_up is {self.warm_up}; it is a share of the epochs, from 0 to 1")
         _require(0 <= self.polish < 1, f"polish is {self.polish}; it is a share of the epochs, from 0 to below 1")
@@ -78,7 +83,8 @@ class Settings:
             value = getattr(self, name)
             _require(value in SCHEDULES, f"{name} is {value!r}; there are: {', '.join(SCHEDULES)}")
         _require(self.precision in ("no", "bf16"), f"precision is {self.precision!r}; there are: no, bf16")
-        _require(self.log_every is None or self.log_every >= 1, "log_every must be 1 or more")
+        right = self.log_every is None or self.log_every >= 1
+        _require(right, f"log_every is {self.log_every}; it must be 1 or more")
 
     @property
     def polish_epochs(self) -> int:
@@ -109,4 +115,4 @@ class Settings:
 
 def _require(condition: bool, sentence: str) -> None:
     if not condition:
-        raise PrunusError(sentence[0].upper() + sentence[1:] + ".")
+        raise PrunusError(f"The setting {sentence}." if not sentence.startswith("the ") else f"T{sentence[1:]}.")
