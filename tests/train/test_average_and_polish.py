@@ -101,7 +101,7 @@ def test_after_the_landing_the_gates_stay_and_the_weights_do_not(
 
 
 def test_the_landing_is_in_the_log_with_what_it_closed(tmp_path: Path) -> None:
-    run = make(tmp_path, ("params=30%", "macs=90%"), epochs=2, polish=0.0)
+    run = make(tmp_path, ("params=30%", "macs=90%"), epochs=2, polish=0.0, gate_lr=0.01)
     before = run.budget.readings()
     log = trained(run)
     (landing,) = of_kind(log, "landing")

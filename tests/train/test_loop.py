@@ -32,6 +32,7 @@ def by_hand(budgets: tuple[str, ...], s: Settings) -> tuple[dict[str, Tensor], l
     number = len(batches)
     steps = math.ceil(number / s.accumulate)
     rate = 20 / (steps * s.constrained_epochs) if s.dual_rate is None else s.dual_rate
+    gate_lr = min(0.5, max(0.01, 12 / (steps * s.constrained_epochs))) if s.gate_lr is None else s.gate_lr
     budget = Budget(
         gated, lines=parse(budgets), dual_rate=rate, dual=s.dual, restarts=s.restarts, extrapolate=s.extrapolate
     )
@@ -53,7 +54,7 @@ def by_hand(budgets: tuple[str, ...], s: Settings) -> tuple[dict[str, Tensor], l
             done = (epoch + k / number) / s.epochs
             half_wave = 1.0 if done < 0.5 else 0.5 * (1 + math.cos(math.pi * (2 * done - 1)))
             optimizer.param_groups[0]["lr"] = s.weight_lr * (half_wave if s.weight_schedule == "cosine" else 1.0)
-            optimizer.param_groups[1]["lr"] = s.gate_lr * (half_wave if s.gate_schedule == "cosine" else 1.0)
+            optimizer.param_groups[1]["lr"] = gate_lr * (half_wave if s.gate_schedule == "cosine" else 1.0)
             if s.warm_up:
                 budget.tighten((epoch + k / number) / (s.warm_up * s.constrained_epochs))
             loss = F.cross_entropy(gated(x), y)

@@ -43,7 +43,15 @@ def test_a_loss_that_turns_nan_stops_the_run_and_keeps_the_last_good_checkpoint(
     with pytest.raises(RunFailed) as caught:
         trained(run)
     sentence = str(caught.value)
-    for words in ("nan", "epoch 3,", f"step {at}:", "checkpoint of epoch 2 is kept", "0.001", "0.01", "learning rates"):
+    for words in (
+        "nan",
+        "epoch 3,",
+        f"step {at}:",
+        "checkpoint of epoch 2 is kept",
+        "0.001",
+        "0.5 for the gates",
+        "learning rates",
+    ):
         assert words in sentence, sentence
     assert caught.value.exit_code == 3
     kept, facts = checkpoint.read(tmp_path / "checkpoint")

@@ -67,6 +67,12 @@ def test_what_lies_on_the_edge_is_taken(settings: dict[str, Any]) -> None:
     assert all(getattr(made, name) == value for name, value in settings.items())
 
 
+@pytest.mark.parametrize("steps, rate", [(1, 0.5), (24, 0.5), (100, 0.12), (1200, 0.01), (6566, 0.01)])
+def test_the_gates_are_quick_enough_to_close_in_a_short_run(steps: int, rate: float) -> None:
+    assert Settings().gate_lr_for(steps) == pytest.approx(rate)
+    assert Settings(gate_lr=0.03).gate_lr_for(steps) == 0.03
+
+
 @pytest.mark.parametrize(
     "epochs, polish, expected",
     [(1, 0.0, 0), (1, 0.3, 0), (1, 0.99, 0), (2, 0.3, 1), (2, 0.99, 1), (3, 0.3, 1), (10, 0.3, 3), (20, 0.3, 6),

@@ -99,7 +99,7 @@ def train(
     ] = None,
     method: Annotated[Word, _setting("how the budget is reached", "NAME")] = None,
     weight_lr: Annotated[Number, _setting("Adam's rate of the weights", "N")] = None,
-    gate_lr: Annotated[Number, _setting("Adam's rate of the gates", "N")] = None,
+    gate_lr: Annotated[Number, _setting("Adam's rate of the gates; by the steps if left out", "N")] = None,
     weight_schedule: Annotated[Word, _setting("cosine or constant", "KIND")] = None,
     gate_schedule: Annotated[Word, _setting("cosine or constant", "KIND")] = None,
     weight_decay: Annotated[Number, _setting("coefficient of the expected L2 norm under the gates", "N")] = None,

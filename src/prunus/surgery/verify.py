@@ -72,7 +72,12 @@ def check(
         return outputs(model, one, weights, precision=precision)
 
     def compare(one: Inputs, reference: list[Tensor]) -> float:
-        return max_rel_diff(reference, outputs(small, one, precision=precision, not_of=original))
+        try:
+            return max_rel_diff(reference, outputs(small, one, precision=precision, not_of=original))
+        except PrunusError:
+            raise
+        except Exception as error:
+            raise InexactSurgery(f"The shrunk model does not run, so it is refused ({said(error)}).") from error
 
     reference = first_run(gated, inputs, type(original).__name__)
     if not telling(reference):
@@ -141,6 +146,7 @@ class _Trial:
 
     model: nn.Module
     inputs: Inputs
+    whole: list[Tensor]  # what the model gives for them with all its units
     precision: torch.dtype | None
     tolerance: float
 
@@ -176,8 +182,8 @@ class _Trial:
             raise
         except Exception as error:
             return f"removal does not run ({said(error)})"
-        whole, gated = self.run(self.model), self.run(self.model, masked)
-        effect = max((_distance(a, b) for a, b in zip(whole, gated, strict=True)), default=0.0)
+        gated = self.run(self.model, masked)
+        effect = max((_distance(a, b) for a, b in zip(self.whole, gated, strict=True)), default=0.0)
         scale = max((_distance(a, torch.zeros_like(a)) for a in gated), default=0.0)
         error_ = max_rel_diff(gated, small) * scale
         if not error_ <= self.tolerance * max(effect, 1e-6 * scale):
@@ -207,9 +213,9 @@ def _trial(model: nn.Module, inputs: Inputs) -> _Trial:
             if varied:
                 _calibrate(work)
             some = inputs if precision is None else inputs.to(precision)
-            one, _ = _taken(partial(outputs, work, precision=precision), some, 7)
+            one, whole = _taken(partial(outputs, work, precision=precision), some, 7)
             if one is not None:
-                return _Trial(work, one, precision, tolerance)
+                return _Trial(work, one, whole, precision, tolerance)
     raise ModelError(
         f"The model {type(model).__name__} gives NaN, or no numbers at all, on inputs like the example's: nothing that "
         "is removed could be checked. Give example inputs that it gives numbers for."

@@ -113,7 +113,7 @@ def _start(run: Run) -> dict[str, Any]:
         "epochs": settings.epochs,
         "steps_per_epoch": run.steps_per_epoch,
         "method": settings.method,
-        "settings": {**settings.as_dict(), "dual_rate": run.budget.dual_rate},
+        "settings": {**settings.as_dict(), "dual_rate": run.budget.dual_rate, "gate_lr": run.base_rates["gate"]},
         "versions": versions(),
         "dense": run.gated.cost.dense(),
         "budgets": [{k: reading[k] for k in ("what", "where", "limit", "dense")} for reading in run.budget.readings()],

@@ -80,14 +80,14 @@ class Run:
             restarts=settings.restarts,
             extrapolate=settings.extrapolate,
         )
+        self.base_rates = {"weight": settings.weight_lr, "gate": settings.gate_lr_for(steps)}
         adam = torch.optim.Adam(
             [
                 {"params": list(self.gated.weight_parameters()), "lr": settings.weight_lr, "which": "weight"},
-                {"params": list(self.gated.gate_parameters()), "lr": settings.gate_lr, "which": "gate"},
+                {"params": list(self.gated.gate_parameters()), "lr": self.base_rates["gate"], "which": "gate"},
             ]
         )
         self.optimizer = ExtrapolationFromThePast(adam) if settings.extrapolate else adam
-        self.base_rates = {"weight": settings.weight_lr, "gate": settings.gate_lr}
         trained = [*self.gated.weight_parameters(), *self.gated.gate_parameters()]
         self.average = Average(trained, settings.ema) if settings.ema is not None else None
         self.epoch = 0
@@ -167,7 +167,7 @@ class Run:
             raise RunFailed(
                 f"{what} became {loss} in epoch {self.epoch + 1}, at or before step {self.step}: training diverged. "
                 f"{kept} Lower the learning rates (now {self.settings.weight_lr:g} for the weights and "
-                f"{self.settings.gate_lr:g} for the gates)"
+                f"{self.base_rates['gate']:g} for the gates)"
                 + (f" or the weight decay (now {self.settings.weight_decay:g})." if self.settings.weight_decay else ".")
             )
 

@@ -21,7 +21,9 @@ class Settings:
         batch_size: examples a step (and process).
         seed: of initial weights, gates, order and noise.
         method: constrained L0.
-        weight_lr, gate_lr: Adam's rates of the weights and of log alpha.
+        weight_lr: Adam's rate of the weights.
+        gate_lr: Adam's rate of log alpha; None takes 12 / steps of the constrained phase, between 0.01 and 0.5: Adam
+            moves a gate by about its rate a step, and from open to closed it is a long way for a short run.
         weight_schedule: "cosine" lets the weights' rate fall to zero over the last half, "constant" keeps it.
         gate_schedule: the same for the gates; a falling rate can freeze them before the budget is met.
         weight_decay: coefficient of the expected L2 norm under the gates (001 eq. 17), probabilities detached.
@@ -45,7 +47,7 @@ class Settings:
     seed: int = 0
     method: str = "l0"
     weight_lr: float = 1e-3
-    gate_lr: float = 1e-2
+    gate_lr: float | None = None
     weight_schedule: str = "cosine"
     gate_schedule: str = "constant"
     weight_decay: float = 0.0
@@ -95,6 +97,10 @@ class Settings:
     def constrained_epochs(self) -> int:
         """Epochs under the budget's pressure."""
         return self.epochs - self.polish_epochs
+
+    def gate_lr_for(self, steps: int) -> float:
+        """The gates' rate for a constrained phase of so many steps."""
+        return self.gate_lr if self.gate_lr is not None else min(0.5, max(0.01, 12.0 / max(1, steps)))
 
     def dual_rate_for(self, steps: int) -> float:
         """The multipliers' rate for a constrained phase of so many steps."""
