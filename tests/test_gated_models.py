@@ -37,6 +37,31 @@ def test_a_module_under_two_names_keeps_its_parameters() -> None:
     assert block.weight.grad is not None
 
 
+@pytest.mark.parametrize("units", ["structured", "weights"])
+def test_shrinking_leaves_tied_and_twice_named_parameters_alone(units: str) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.c, self.d, self.o = nn.Linear(12, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 2)
+            self.b = self.a
+            self.d.weight = self.c.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o(self.d(self.c(self.a(x).relu()).relu() + self.b(x)))
+
+    model, x = Tied(), torch.randn(3, 12)
+    before = {name: (id(p), p.detach().clone()) for name, p in model.named_parameters(remove_duplicate=False)}
+    one = prunus.gate(model, x, units=units, rescale=False)
+    with torch.no_grad():
+        one.log_alpha.uniform_(-3, 3)
+    small, receipt = prunus.shrink(one, x, batches=())
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert list(after) == list(before)
+    assert all(id(after[name]) == i and torch.equal(after[name], value) for name, (i, value) in before.items())
+    assert receipt["exactness"]["ok"]
+    assert torch.allclose(one.eval()(x), small.eval()(x), atol=1e-6)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_recomputed_activations_are_refused(reentrant: bool) -> None:
     class Recomputing(nn.Module):

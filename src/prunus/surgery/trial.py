@@ -133,8 +133,27 @@ def outputs(
         if weights is None:
             result = model(*inputs.args, **inputs.kwargs)
         else:
-            result = functional_call(model, dict(weights), inputs.args, dict(inputs.kwargs))
+            every = _places(model, weights)
+            result = functional_call(model, every, inputs.args, dict(inputs.kwargs), tie_weights=False)
     return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+
+def _places(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights by one name for every place that holds them.
+
+    A tensor may lie in two modules, and a module under two names. PyTorch's own tying gives the second too, and swaps
+    the module's tensor twice, so that what it restores is not what was there.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    first: dict[int, str] = {}
+    found: dict[tuple[int, str], tuple[str, Tensor]] = {}
+    for name, tensor in named:
+        own = first.setdefault(id(tensor), name)
+        path, _, leaf = name.rpartition(".")
+        if own in weights:
+            found.setdefault((id(modules[path]), leaf), (name, weights[own]))
+    return dict(found.values())
 
 
 def first_run(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, name: str) -> list[Tensor]:
