@@ -5,10 +5,12 @@ and buffers keep the names they have in the model.
 """
 
 import copy
+import io
 import logging
 import operator
 import warnings
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,9 +125,10 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     quiet = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)  # what torch logs on its way to the error that is told below
+    logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        # What torch logs, prints and warns of on its way to an error is not what the user needs: that is told below.
+        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
             return torch.export.export(model, args, dict(kwargs) or None, strict=False)
     except Exception as error:

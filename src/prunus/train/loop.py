@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from prunus.budget import Budget, Line
 from prunus.data import Batches, Dataset
-from prunus.errors import ArtefactError, ModelError, PrunusError, RunFailed
+from prunus.errors import ArtefactError, ModelError, PrunusError, RunFailed, said
 from prunus.extrapolation import ExtrapolationFromThePast
 from prunus.files import writable_folder
 from prunus.front import gate
@@ -353,10 +353,9 @@ def _check_outputs(gated: Gated, data: Dataset) -> None:
         try:
             result = gated(data.train_x[:2])
         except Exception as error:
-            first = (str(error).splitlines() or [""])[0][:160]
             raise ModelError(
                 f"The model cannot take inputs of shape {tuple(data.train_x.shape[1:])} from the data {data.name} "
-                f"({type(error).__name__}: {first})."
+                f"({said(error)})."
             ) from error
     if not isinstance(result, Tensor) or result.dim() != 2:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
