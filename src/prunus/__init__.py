@@ -20,17 +20,21 @@
 True
 """
 
-from prunus.axes import Graph, Keep
-from prunus.budget import Budget
-from prunus.errors import PrunusError
-from prunus.extrapolation import ExtrapolationFromThePast
-from prunus.front import gate, shrink
-from prunus.gated import Gated
-from prunus.gates import HardConcrete
-from prunus.landing import Landing, land
-from prunus.methods import Penalty
-from prunus.receipt import Receipt
-from prunus.surgery.artefact import load, save
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from prunus.axes import Graph, Keep
+    from prunus.budget import Budget
+    from prunus.errors import PrunusError
+    from prunus.extrapolation import ExtrapolationFromThePast
+    from prunus.front import gate, shrink
+    from prunus.gated import Gated
+    from prunus.gates import HardConcrete
+    from prunus.landing import Landing, land
+    from prunus.methods import Penalty
+    from prunus.receipt import Receipt
+    from prunus.surgery.artefact import load, save
 
 __version__ = "0.1.0"
 __all__ = [
@@ -50,3 +54,33 @@ __all__ = [
     "save",
     "shrink",
 ]
+
+# Looked up when they are asked for: the command line's help need not wait for torch.
+_WHERE = {
+    "Budget": "prunus.budget",
+    "ExtrapolationFromThePast": "prunus.extrapolation",
+    "Gated": "prunus.gated",
+    "Graph": "prunus.axes",
+    "HardConcrete": "prunus.gates",
+    "Keep": "prunus.axes",
+    "Landing": "prunus.landing",
+    "Penalty": "prunus.methods",
+    "PrunusError": "prunus.errors",
+    "Receipt": "prunus.receipt",
+    "gate": "prunus.front",
+    "land": "prunus.landing",
+    "load": "prunus.surgery.artefact",
+    "save": "prunus.surgery.artefact",
+    "shrink": "prunus.front",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'prunus' has no attribute {name!r}")
+    globals()[name] = value = getattr(importlib.import_module(_WHERE[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
