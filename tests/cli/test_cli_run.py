@@ -16,6 +16,7 @@ from cli_shell import SHORT, Said, call, receipt
 from safetensors.torch import load_file
 
 import prunus
+from prunus.cli.folder import Folder
 from prunus.models import MLP
 from prunus.train import Settings
 
@@ -245,3 +246,15 @@ def test_the_log_of_a_run_is_whole(finished: tuple[Path, Said]) -> None:
     assert kinds[-1] == "end"
     assert kinds.count("epoch") == 3
     assert torch.isfinite(torch.tensor(receipt(finished[0])["metric"]["shrunk"]))
+
+
+def test_overwriting_removes_what_a_run_wrote_and_nothing_else(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    mine = [tmp_path / "notes.txt", tmp_path / "checkpoint" / "mine.pt", tmp_path / "plots" / "mine.csv"]
+    theirs = [tmp_path / "receipt.json", tmp_path / "checkpoint" / "run.json", tmp_path / "plots" / "cost.svg"]
+    for path in (*mine, *theirs):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("x")
+    folder.clear()
+    assert all(path.exists() for path in mine)
+    assert not any(path.exists() for path in theirs)

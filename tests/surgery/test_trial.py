@@ -171,3 +171,37 @@ def test_other_values_lie_between_those_that_are_there() -> None:
         assert x[:, column].min() <= some[:, column].min() <= some[:, column].max() <= x[:, column].max()
     one = torch.tensor([[1.0, 5.0, 2.0]])
     assert 1 <= Inputs.of(one).like(2).args[0].min() <= Inputs.of(one).like(2).args[0].max() <= 5
+
+
+def test_macs_of_operations_without_a_rule_are_counted_and_stay() -> None:
+    """A product with a parameter of the model's own, which no gate reaches: 256 MACs that nothing takes away."""
+    net = Net(lambda m, x: m.o((m.a(x).relu() @ m.w).relu()), a=nn.Linear(10, 16), o=nn.Linear(16, 2))
+    net.w = nn.Parameter(torch.randn(16, 16))
+    x = torch.randn(4, 10)
+    gated = prunus.gate(net, x)
+    assert gated.cost.dense()["macs"] == 160 + 256 + 32
+    assert gated.graph.fixed_macs >= 256
+    weights = prunus.gate(net, x, units="weights", rescale=False)
+    budget = prunus.Budget(weights, macs=300)
+    with pytest.warns(UserWarning, match="The landing had to close"):
+        small, receipt = prunus.shrink(weights, x, batches=())
+    kept = sum(int((small.get_parameter(name) != 0).sum()) for name in weights.graph.scattered)
+    assert receipt["deployed"]["macs"] == kept + 256 <= 300
+    assert budget.met()
+
+
+@pytest.mark.parametrize("batch", [1, 3, 6])
+def test_macs_that_the_batch_does_not_divide(batch: int) -> None:
+    net = Net(lambda m, x: m.o(m.a(x).relu() * m.h(m.z)), a=nn.Linear(10, 16), h=nn.Linear(5, 16), o=nn.Linear(16, 2))
+    net.z = nn.Parameter(torch.randn(1, 5))
+    receipt = smaller(net, torch.randn(batch, 10))
+    assert receipt["dense"]["macs"] == round((batch * (160 + 32) + 80) / batch - 1e-6)
+
+
+def test_latency_of_inputs_that_only_fit_each_other_is_left_out() -> None:
+    net = Net(lambda m, x, edges: m.b(m.a(x).relu()[edges[0]]), **layers())
+    x = (torch.randn(7, 10), torch.randint(0, 7, (2, 20)))
+    gated = prunus.gate(net, x)
+    _, receipt = prunus.shrink(gated, x, seconds=0.001)
+    assert "1" not in receipt["deployed"]["latency_ms"]
+    assert receipt["exactness"]["ok"]

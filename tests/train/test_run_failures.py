@@ -11,7 +11,7 @@ from train_toys import CLASSES, FEATURES, STEPS, Net, make, of_kind, tensors, to
 
 from prunus.errors import ModelError, OutputError, PrunusError, RunFailed
 from prunus.record import read
-from prunus.train import Run, checkpoint, one_process
+from prunus.train import Run, checkpoint, fit, one_process
 
 
 class Poisoned(Net):
@@ -161,3 +161,21 @@ def test_fewer_examples_than_a_batch_are_one_batch(tmp_path: Path) -> None:
     log = trained(run)
     assert [line["step"] for line in of_kind(log, "epoch")] == [1, 2]
     assert run.budget.met()
+
+
+def test_a_diverged_run_says_so_in_its_log(tmp_path: Path) -> None:
+    run = poisoned(tmp_path, 2 * STEPS + 1)
+    with pytest.raises(RunFailed) as caught:
+        fit(run)
+    (warning,) = of_kind(read(tmp_path / "log.jsonl"), "warning")
+    assert warning["message"] == str(caught.value)
+    assert not (tmp_path / "receipt.json").exists()
+
+
+def test_an_accuracy_that_fell_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for values, loud in (([0.3, 0.9, 0.5, 0.79], True), ([0.3, 0.9, 0.5, 0.81], False)):
+        run = make(tmp_path / str(loud), ("params=95%",), epochs=4)
+        left = iter(values)
+        monkeypatch.setattr(run, "_metric", lambda left=left: next(left))
+        said = [line["message"] for line in of_kind(trained(run), "warning")]
+        assert any("The accuracy fell from 90.0% to 79.0%" in message for message in said) == loud
