@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from prunus.axes import Both, Graph, Keep, Leaf, Prod, Stored, Term, groups_of
-from prunus.measure import whole
+from prunus.measure import rounded
 from prunus.rows import Polynomial, Rows, nested
 
 MEASURES = ("params", "macs", "bytes")
@@ -181,7 +181,7 @@ class Cost:
     def of(self, keep: Keep) -> dict[str, int]:
         """What the model costs with a Keep's units alone: the exact count after surgery."""
         open_ = self.flat(keep.closed().units)
-        return dict(zip(MEASURES, (whole(v) for v in self.whole(open_).tolist()), strict=True))
+        return dict(zip(MEASURES, (rounded(v) for v in self.whole(open_).tolist()), strict=True))
 
     def flat(self, units: Mapping[str, Tensor]) -> Tensor:
         """All units' openness in one float64 tensor, group by group."""

@@ -31,7 +31,7 @@ from prunus.gates import (
     never_recomputed,
 )
 from prunus.graph import matches, stored_tensors
-from prunus.measure import batch_size, whole
+from prunus.measure import batch_size, rounded
 from prunus.openness import Openness
 
 CLOSED = 1e3  # below every log alpha, and small enough that ties among closed gates are still broken
@@ -263,7 +263,7 @@ class Gated(nn.Module):
 
     def deployed(self) -> dict[str, int]:
         """The cost after surgery, if it were done now."""
-        return dict(zip(MEASURES, (whole(v) for v in self._whole(self.open_units()).tolist()), strict=True))
+        return dict(zip(MEASURES, (rounded(v) for v in self._whole(self.open_units()).tolist()), strict=True))
 
     def fold(self) -> dict[str, Tensor]:
         """The weights with the test-time gates multiplied in, by canonical name: what surgery needs of the gates."""

@@ -7,7 +7,7 @@ Single weights are many, and compared across layers as they are.
 
 The saving of one more closed unit is the derivative of the cost at the present 0/1 openness, which for these
 polynomials is the exact difference. The last gate of all may save far more than is still too much; then another goes in
-its place, about as unlikely, that saves just enough.
+its place, worth about as little, that saves just enough.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from prunus.errors import ModelError, RunFailed, warn
 from prunus.gated import Gated
 
 NOTABLE = 0.02  # a landing that closes more than this part of a limit is worth a warning
-ABOUT = 0.1  # probabilities no further apart are about the same
+ABOUT = 0.1  # units worth no more than this apart are worth about the same
 
 
 @dataclass(frozen=True)
@@ -158,12 +158,12 @@ def _share_left(gated: Gated, p: Tensor, open_: Tensor, candidates: Tensor) -> T
     return share
 
 
-def _just_enough(order: Tensor, p: Tensor, savings: Tensor, excess: Tensor) -> Tensor:
-    """Put first who saves enough and least, of those about as unlikely as the first, if the first would be the last."""
+def _just_enough(order: Tensor, worth: Tensor, savings: Tensor, excess: Tensor) -> Tensor:
+    """If the first would be the last, put before it who saves just enough, of those worth about as little."""
     enough = (savings[:, order] >= excess[:, None] * (1 - 1e-9)).all(0)
     if not bool(enough[0]):
         return order
-    among = order[enough & (p[order] <= p[order[0]] + ABOUT)]
+    among = order[enough & (worth[order] <= worth[order[0]] + ABOUT)]
     best = among[savings[:, among].sum(0).argmin()]
     return torch.cat([best[None], order[order != best]])
 

@@ -71,7 +71,7 @@ def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
 
     Matrix products and convolutions count; additions of biases and elementwise operations do not.
     """
-    return whole(total_macs(model, args, kwargs) / batch_size(args, kwargs))
+    return rounded(total_macs(model, args, kwargs) / batch_size(args, kwargs))
 
 
 def total_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
@@ -86,10 +86,10 @@ def total_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
     return counter.get_total_flops() // 2
 
 
-def whole(count: float) -> int:
+def rounded(count: float) -> int:
     """A count of one example as a whole number; the nearest one, halves go down, where the batch does not divide it.
 
-    >>> whole(421.5), whole(421.7)
+    >>> rounded(421.5), rounded(421.7)
     (421, 422)
     """
     return math.ceil(count - 0.5 - 1e-6)

@@ -23,7 +23,7 @@ from prunus.budget.multiplier import BudgetMultiplier
 from prunus.cost import Row
 from prunus.errors import ArtefactError, BudgetError, ModelError, is_number, warn
 from prunus.gated import Gated
-from prunus.measure import whole
+from prunus.measure import rounded
 from prunus.rows import Rows
 
 
@@ -230,7 +230,7 @@ class Budget:
                     "limit": limit,
                     "dense": self.dense[k],
                     "expected": expected[k],
-                    "deployed": deployed[k] if line.what == "density" else whole(deployed[k]),
+                    "deployed": deployed[k] if line.what == "density" else rounded(deployed[k]),
                     "paper": paper[k] if self.has_paper[k] else None,
                     "multiplier": multipliers[k],
                     "met": deployed[k] <= limit * (1 + 1e-12),

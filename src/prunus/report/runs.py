@@ -93,7 +93,7 @@ class Run:
         self.warnings = [numbers.text(line.get("message", "")) for line in lines if line["kind"] == "warning"]
         self.end: Record | None = next((line for line in reversed(lines) if line["kind"] == "end"), None)
         receipt = read_receipt(folder / "receipt.json")
-        # Without an end line the receipt is not this run's: the folder's earlier run left it.
+        # Without an end line the receipt is of a checkpoint on the way (`prunus shrink`), not of the run's end.
         self.stale = bool(receipt) and self.end is None
         self.receipt = as_record(self.end.get("receipt")) if self.end is not None else {}
         if receipt and not self.stale:
