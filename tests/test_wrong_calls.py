@@ -1,5 +1,6 @@
 """Mistakes in calls, each one plain sentence of a PrunusError: never another library's words, never nothing."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -104,7 +105,11 @@ def test_what_looks_wrong_and_is_right() -> None:
 
 def test_gating_a_model_again_says_that_it_is_rescaled_again() -> None:
     one = model()
-    prunus.gate(one, X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        prunus.gate(one, X, rescale=False)
+        prunus.gate(one, X)
+        prunus.gate(one, X, rescale=False)
     with pytest.warns(UserWarning, match="gated before"):
         prunus.gate(one, X)
 

@@ -23,7 +23,7 @@ from prunus.receipt import Receipt, build
 from prunus.surgery import Inputs, check, first_run, outputs, prove, slice_model
 from prunus.surgery.artefact import plan_of
 
-_GATED: "WeakSet[nn.Module]" = WeakSet()  # models that were gated: their weights are rescaled once already
+_GATED: "WeakSet[nn.Module]" = WeakSet()  # models whose weights were rescaled when they were gated
 
 
 def analyse_and_prove(
@@ -114,9 +114,10 @@ def gate(
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze)
-    if rescale and model in _GATED:
-        warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
-    _GATED.add(model)
+    if rescale:
+        if model in _GATED:
+            warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
+        _GATED.add(model)
     return Gated(model, graph, keep=keep, rescale=rescale, gates=gates, estimate=estimate, per_example=per_example)
 
 

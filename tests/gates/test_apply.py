@@ -53,6 +53,16 @@ def test_gradients_are_those_of_the_plain_product(name: str, dtype: torch.dtype,
     assert error <= tolerance * (grad.double() * weight.double()).abs().sum(0).max()
 
 
+@pytest.mark.parametrize("outputs", [3, 1500])
+def test_large_complex_weights_too(outputs: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, grad = (torch.randn(outputs, 80, dtype=torch.cdouble, generator=generator) for _ in range(2))
+    part = torch.rand(1, 80, generator=generator).to(torch.cdouble)
+    for_weight, for_part = _product_backward(grad, part, weight)
+    assert torch.equal(for_weight, grad * part)
+    assert torch.allclose(for_part, (grad * weight.conj()).real.sum(0))
+
+
 def nested() -> tuple[Sites, list[Tensor]]:
     """Two weights: one reads units 0-2, the other six positions under units 3 and 4, each gated by 5-10 too."""
     index = torch.tensor([[0, 1, 2, 3, 3, 3, 4, 4, 4], [11, 11, 11, 5, 6, 7, 8, 9, 10]])

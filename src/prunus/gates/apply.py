@@ -98,7 +98,8 @@ def _product_backward(grad: Tensor, part: Tensor, weight: Tensor) -> tuple[Tenso
     backward is one pass that needs no room for grad * weight: with large weights a fraction of the time on a CPU.
     """
     size = part.numel()
-    if weight.numel() > LARGE and weight.device.type == "cpu" and part.shape[1] == size == weight.shape[1]:
+    one_pass = weight.numel() > LARGE and weight.device.type == "cpu" and not weight.is_complex()
+    if one_pass and part.shape[1] == size == weight.shape[1]:
         for_weight, for_part, _ = torch.ops.aten.native_batch_norm_backward(
             grad, weight, part.flatten(), part.new_zeros(size), part.new_ones(size), None, None, False, 0.0,
             [True, True, False],
