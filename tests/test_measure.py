@@ -98,7 +98,7 @@ def test_the_batch_is_the_first_dimension_of_the_first_tensor(args: Any, kwargs:
 @pytest.mark.parametrize("batch", [1, 3, 7])
 def test_inputs_of_another_batch(batch: int) -> None:
     x, weight = torch.arange(6.0).view(3, 2), torch.ones(2, 2)
-    y, info, scalar = with_batch((x, {"w": weight, "n": 5}, torch.tensor(1.0)), batch)
+    (y, info, scalar), _ = with_batch((x, {"w": weight, "n": 5}, torch.tensor(1.0)), batch)
     assert y.tolist() == [x[k % 3].tolist() for k in range(batch)]
     assert info["w"] is weight
     assert (info["n"], scalar.dim()) == (5, 0)

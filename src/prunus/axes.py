@@ -70,6 +70,11 @@ class Both:
 Term = Leaf | Prod | Cat | Both
 
 
+def simplified(term: "Prod | Cat") -> "Term":
+    """A term that names no group is one frozen leaf."""
+    return term if groups_of(term) else Leaf(None, term.size)
+
+
 def _product(numbers: Any) -> int:
     result = 1
     for number in numbers:
@@ -163,8 +168,10 @@ class Group:
     """Axes that can only shrink together.
 
     `members` are all its axes; `producers` those of weights that make the units; `consumers` the input axes of the
-    weights that read them, which is where its gate acts: a unit gated there is ignored exactly, whatever stands between
-    producer and consumer. `unit` says what a unit is: map, neuron, input or weight.
+    weights that read them. `sites` are where its gate acts, their terms naming what is gated there alone: the consumers,
+    because a unit gated there is ignored exactly, whatever stands between; the producers, where something adds up over
+    the units without a weight, so that dead ones must be zero. `unit` says what a unit is: map, neuron, head, ….
+    `chain` lists the operations that couple its axes.
     """
 
     name: str
@@ -173,6 +180,17 @@ class Group:
     members: tuple[Axis, ...]
     producers: tuple[Axis, ...]
     consumers: tuple[Axis, ...]
+    sites: tuple[Axis, ...] = ()
+    chain: tuple["Step", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One operation on the way of a group's units: it makes, reads, joins or passes them on."""
+
+    role: str
+    operation: str
+    module: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +230,9 @@ class Graph:
     that surgery removes by an index selection before the layer. `scattered` names, by tensor, the groups of single
     weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
     grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
-    name of a shared tensor to the name it goes by here.
+    name of a shared tensor to the name it goes by here. `entangled` are gated tensors that not only one plain layer
+    uses, so that a gate on the weight is not the same as one on that layer's input. `form` is what surgery was proved in:
+    "eager", the model's own code, or "graph", its exported operations.
     """
 
     axes: dict[str, tuple[Term, ...]]
@@ -225,6 +245,8 @@ class Graph:
     scattered: dict[str, str] = field(default_factory=dict)
     split: dict[str, Term] = field(default_factory=dict)
     fixed_macs: float = 0.0
+    entangled: tuple[str, ...] = ()
+    form: str = "eager"
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -237,6 +259,10 @@ class Graph:
             if group.name == name:
                 return group
         raise KeyError(name)
+
+    def sites(self) -> list[Axis]:
+        """Where gates act, each place once."""
+        return list({(a.tensor, a.dim): a for group in self.groups for a in group.sites}.values())
 
     def fine_axes(self) -> list[tuple[Axis, Both]]:
         """The axes on which a finer group lies over a base."""

@@ -72,7 +72,7 @@ def _batch(inputs: Any, batch: int) -> Tensor:
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     if len(tensors) != 1:
         raise ModelError(f"The benchmark takes models of one input tensor; this one has {len(tensors)}.")
-    one: Tensor = with_batch((tensors[0],), batch)[0]
+    one: Tensor = with_batch((tensors[0],), batch)[0][0]
     generator = torch.Generator().manual_seed(SEED)
     return torch.randn(one.shape, generator=generator) if one.is_floating_point() else one
 

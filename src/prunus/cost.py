@@ -134,7 +134,7 @@ class Cost:
             result[name][group] = 1.0
         for group_ in self.graph.groups:
             maps = [axis for axis in group_.producers if len(shapes[axis.tensor]) > 2]
-            for axis in maps or group_.consumers:
+            for axis in maps or group_.consumers or group_.producers:
                 if not maps and isinstance(axis.term, Both) and axis.term.fine.group != group_.name:
                     continue  # this layer's inputs are gated finer: the finer gates own it
                 numbers = 1

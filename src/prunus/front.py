@@ -11,18 +11,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from prunus.axes import Graph
+from prunus.axes import Graph, Keep
 from prunus.cost import Cost
-from prunus.errors import ModelError, warn
+from prunus.errors import InexactSurgery, ModelError, nearest, warn
 from prunus.gated import Gated
 from prunus.gates import Estimator, HardConcrete
 from prunus.graph import analyse
 from prunus.landing import land
 from prunus.measure import batch_size, total_macs
 from prunus.receipt import Receipt, build
-from prunus.surgery import Inputs, check, first_run, outputs, prove, slice_model
+from prunus.surgery import Exported, Inputs, check, first_run, holds, outputs, prove, slice_model
 from prunus.surgery.artefact import plan_of
 
+FORMS = ("auto", "eager", "graph")
 _GATED: "WeakSet[nn.Module]" = WeakSet()  # models whose weights were rescaled when they were gated
 
 
@@ -30,16 +31,18 @@ def analyse_and_prove(
     model: nn.Module,
     example_inputs: Any,
     *,
-    units: str = "structured",
+    units: str | Iterable[str] = "structured",
     only: str | Iterable[str] = (),
     freeze: str | Iterable[str] = (),
+    form: str = "auto",
 ) -> Graph:
     """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments."""
     inputs = Inputs.of(example_inputs)
+    _one_of("form", form)
     only, freeze = _patterns("only", only), _patterns("freeze", freeze)
     _check(model, inputs)
     graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
-    graph = prove(model, graph, inputs)
+    graph = prove(model, graph, inputs, form)
     modelled = Cost(replace(graph, fixed_macs=0.0)).whole(torch.ones(sum(graph.sizes.values())))[1].item()
     fixed = total_macs(model, inputs.args, inputs.kwargs) / batch_size(inputs.args, inputs.kwargs) - modelled
     if fixed < -0.5:
@@ -48,6 +51,11 @@ def analyse_and_prove(
         )
     fixed = max(0.0, fixed)
     return replace(graph, fixed_macs=fixed)
+
+
+def _one_of(name: str, form: str) -> None:
+    if form not in FORMS:
+        raise ModelError(f"{name}={form!r} is no form of surgery; {nearest(str(form), FORMS)}.")
 
 
 def _patterns(name: str, given: Any) -> tuple[str, ...]:
@@ -79,9 +87,10 @@ def gate(
     model: nn.Module,
     example_inputs: Any,
     *,
-    units: str = "structured",
+    units: str | Iterable[str] = "structured",
     only: str | Iterable[str] = (),
     freeze: str | Iterable[str] = (),
+    form: str = "auto",
     keep: float | Mapping[str, float] = 0.5,
     rescale: bool = True,
     gates: HardConcrete | None = None,
@@ -96,9 +105,13 @@ def gate(
     Args:
         model: any module that `torch.export` takes; it will be trained in place, its state-dict keys stay.
         example_inputs: a tensor, a tuple of arguments, or a dict of named ones; the first dimension is the batch.
-        units: "structured" (coupled groups, and input features of linear layers where these can be gated finer: the
-            papers' placement), "groups" (coupled groups alone), or "weights" (one gate a weight).
+        units: kinds of units, one word or several: "structured" (maps, neurons, features, whole attention heads, and
+            input features of linear layers where these can be gated finer: the papers' placement), "groups" (the same
+            without input features), any of "maps", "neurons", "features", "heads", "inputs", "head_dims", "width" and
+            "blocks", or "weights" (one gate a weight).
         only, freeze: patterns of group or module names to gate alone, or not to gate.
+        form: "eager" gates what the model's own code can run without, "graph" what its exported operations can, "auto"
+            (the default) takes the model's own code where that runs smaller and comes out equal, else its operations.
         keep: initial keep probability in the papers' sense, of all gates or by pattern: a gate's location is its logit.
             Stretching opens more gates than that; P(z != 0) starts at 0.83 for 0.5.
         rescale: divide gated weights by it, so that the layer starts at the dense layer's scale.
@@ -113,7 +126,7 @@ def gate(
     """
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
-    graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze)
+    graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze, form=form)
     if rescale:
         if model in _GATED:
             warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
@@ -125,6 +138,7 @@ def shrink(
     gated: Gated,
     example_inputs: Any,
     *,
+    form: str = "auto",
     evaluate: Callable[[nn.Module], float] | None = None,
     metric: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
@@ -139,6 +153,8 @@ def shrink(
     Args:
         gated: the gated model.
         example_inputs: as for `gate`.
+        form: "eager": the user's own class with smaller parameters; "graph": its exported operations with their sizes
+            set anew, for what eager code cannot run smaller; "auto": eager where that runs and is equal, else graph.
         evaluate: gives a model's metric on the test set; the receipt then holds it for the gated and the shrunk model.
         metric: what is known of the metric already: its `name`, and the `dense` model's value.
         run: what the receipt says of the run (seed, epochs, …).
@@ -154,14 +170,42 @@ def shrink(
     inputs = Inputs.of(example_inputs)
     batches = (batches,) if isinstance(batches, int) else tuple(batches)
     land(gated)
+    _one_of("form", form)
     keep = gated.keep()
     weights = gated.fold()
-    small = slice_model(gated.model, gated.graph, keep, weights)
-    exactness = check(gated.model, weights, small, inputs)
-    small.prunus_plan = plan_of(gated.graph, keep)  # type: ignore[assignment]
+    small, exactness, form = _smaller(gated, keep, weights, inputs, form)
+    small.prunus_plan = plan_of(gated.graph, keep, form, inputs)  # type: ignore[assignment]
     values: dict[str, Any] | None = None
     if evaluate is not None:
         values = {"name": "metric", "dense": None, **(metric or {})}
         values |= {"gated": evaluate(gated), "shrunk": evaluate(small)}
-    receipt = build(gated, small, keep, exactness, inputs, batches=batches, seconds=seconds, metric=values, run=run)
+    receipt = build(
+        gated, small, keep, exactness, inputs, batches=batches, seconds=seconds, metric=values, run=run, form=form
+    )
     return small, receipt
+
+
+def _smaller(
+    gated: Gated, keep: Keep, weights: Mapping[str, Tensor], inputs: Inputs, form: str
+) -> tuple[nn.Module, dict[str, Any], str]:
+    """The smaller model, how equal it is, and the form that it has."""
+    model, graph = gated.model, gated.graph
+    small = slice_model(model, graph, keep, weights)
+    why = None
+    if form != "graph":
+        proven = graph.form == "eager" or not graph.groups or graph.scattered
+        why = None if proven else holds(model, graph, keep, inputs)
+        if why is None:
+            try:
+                return small, check(model, weights, small, inputs), "eager"
+            except InexactSurgery:
+                if form == "eager" or graph.scattered:
+                    raise
+        elif form == "eager":
+            raise InexactSurgery(
+                f"The model's own code cannot run with these units alone ({why}): shrink it with form='graph', or gate "
+                "it with form='eager', which leaves such units alone."
+            )
+    program = Exported(model, inputs).shrunk(graph, keep, small)
+    return program, check(model, weights, program, inputs), "graph"
+

@@ -8,7 +8,7 @@ whose gate is zero is ignored exactly, whatever stands between its producer and 
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunus.axes import Graph, Keep, factors
+from prunus.axes import Axis, Graph, Keep, factors
 from prunus.cost import MEASURES, Cost
 from prunus.errors import ModelError, is_number, nearest
 from prunus.gates import (
@@ -38,6 +38,21 @@ CLOSED = 1e3  # below every log alpha, and small enough that ties among closed g
 NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
 
 
+@dataclass(frozen=True)
+class _Round:
+    """Gated axes of different weights: the name of the buffer that numbers their gates, the weights, the layout."""
+
+    index: str
+    names: list[str]
+    places: list[tuple[nn.Module, str]]
+    lengths: list[int]
+    shapes: list[tuple[int, ...]]
+
+    def weights(self) -> list[Any]:
+        """The weights as they are now."""
+        return [module._parameters[leaf] for module, leaf in self.places]
+
+
 class Gated(nn.Module):
     """A gated model.
 
@@ -52,7 +67,6 @@ class Gated(nn.Module):
     """
 
     log_alpha: nn.Parameter
-    _index: Tensor
 
     def __init__(
         self,
@@ -70,6 +84,11 @@ class Gated(nn.Module):
             raise ModelError(f"gates is a {type(gates).__name__}; the gates' distribution is a prunus.HardConcrete.")
         if per_example and graph.scattered:
             raise ModelError("per_example draws gates for whole units; it cannot be used with units='weights'.")
+        if per_example and graph.entangled:
+            raise ModelError(
+                f"per_example multiplies gates into the inputs of linear layers and convolutions; {graph.entangled[0]} "
+                "is used in another way too: freeze its groups, or draw one sample a mini-batch."
+            )
         self.model = model
         self.graph = graph
         self.gates = gates or HardConcrete()
@@ -84,7 +103,7 @@ class Gated(nn.Module):
         location = torch.special.logit(probabilities) + NOISE * torch.randn(self.units)
         self.log_alpha = nn.Parameter(location.to(reference.device))
         self._lay_out(reference.device)
-        gated_names = {axis.tensor for group in graph.groups for axis in group.consumers} | set(graph.scattered)
+        gated_names = {axis.tensor for axis in graph.sites()} | set(graph.scattered)
         self._shared = [
             (a, name) for a, name in graph.aliases.items() if name in gated_names and not self._one(a, name)
         ]
@@ -123,36 +142,35 @@ class Gated(nn.Module):
         return one[0] is two[0] and one[1] == two[1]
 
     def _lay_out(self, device: torch.device) -> None:
-        """Prepare index tensors once: for every position of every reading axis, the gates that multiply there."""
-        sites: list[tuple[str, int, int]] = []  # tensor, dim, positions
-        rows: list[Tensor] = []
-        seen: set[tuple[str, int]] = set()
-        for group in self.graph.groups:
-            for axis in group.consumers:
-                if (axis.tensor, axis.dim) not in seen:
-                    seen.add((axis.tensor, axis.dim))
-                    sites.append((axis.tensor, axis.dim, axis.term.size))
-                    rows.append(factors(axis.term, self.cost.offsets, self.units))
-        if len({tensor for tensor, _, _ in sites}) < len(sites):
-            raise AssertionError("a weight reads gated units along one of its dimensions")
-        depth = max((row.shape[0] for row in rows), default=0)
-        full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
-        index = torch.cat(full, dim=1) if full else torch.zeros(0, 0, dtype=torch.long)
-        self._plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
-        self._sites = sites
-        self._names = [tensor for tensor, _, _ in sites]
-        paths = [name.rpartition(".") for name in self._names]
-        self._places = [(self.model.get_submodule(path), leaf) for path, _, leaf in paths]
-        self._lengths = [size for _, _, size in sites]
-        self._shapes = []
-        for tensor, dim, _ in sites:
-            shape = [1] * len(self.graph.tensors[tensor].shape)
-            shape[dim] = -1
-            self._shapes.append(tuple(shape))
-        self.register_buffer("_index", index.to(device), persistent=False)
+        """Prepare index tensors once: for every position of every gated axis, the gates that multiply there.
+
+        A weight that carries gates along two dimensions is multiplied in two rounds.
+        """
+        rounds: list[list[Axis]] = []
+        for axis in self.graph.sites():
+            free = next((one for one in rounds if all(axis.tensor != other.tensor for other in one)), None)
+            rounds.append([axis]) if free is None else free.append(axis)
+        self._rounds = [self._round(number, axes) for number, axes in enumerate(rounds)]
         self.openness = Openness(self.graph)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
+
+    def _round(self, number: int, axes: list[Axis]) -> "_Round":
+        rows = [factors(axis.term, self.cost.offsets, self.units) for axis in axes]
+        depth = max(row.shape[0] for row in rows)
+        full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
+        index = torch.cat(full, dim=1)
+        plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
+        shapes = []
+        for axis in axes:
+            shape = [1] * len(self.graph.tensors[axis.tensor].shape)
+            shape[axis.dim] = -1
+            shapes.append(tuple(shape))
+        names = [axis.tensor for axis in axes]
+        paths = [name.rpartition(".") for name in names]
+        places = [(self.model.get_submodule(path), leaf) for path, _, leaf in paths]
+        self.register_buffer(f"_index{number}", None if plain else index, persistent=False)
+        return _Round(f"_index{number}", names, places, [axis.term.size for axis in axes], shapes)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -178,11 +196,12 @@ class Gated(nn.Module):
         z = self.gates.estimate(self.log_alpha.detach(), self.estimate)
         return z if self._mask is None else z * self._mask
 
-    def _along_sites(self, z: Tensor) -> tuple[Tensor, ...]:
-        """What multiplies at every position of every reading axis, one tensor an axis."""
-        if not self._plain:
-            z = lay(F.pad(z, (0, 1), value=1.0), self._index)
-        return z.split(self._lengths, dim=-1)
+    def _along_sites(self, z: Tensor, number: int = 0) -> tuple[Tensor, ...]:
+        """What multiplies at every position of every gated axis of a round, one tensor an axis."""
+        index = getattr(self, self._rounds[number].index)
+        if index is not None:
+            z = lay(F.pad(z, (0, 1), value=1.0), index)
+        return z.split(self._rounds[number].lengths, dim=-1)
 
     def _multiplied(self, z: Tensor) -> dict[str, Tensor]:
         """The weights with one sample of gates multiplied in."""
@@ -194,29 +213,26 @@ class Gated(nn.Module):
                 gate = z[start : start + weight.numel()].view_as(weight)
                 result[tensor] = weight * gate.to(weight.dtype)
             return result
-        if self._sites:
-            products = Multiply.apply(z, self._laid_out(), *self._read())
-            result.update(zip(self._names, products, strict=True))
+        for one in self._rounds:
+            weights = [result.get(name, weight) for name, weight in zip(one.names, one.weights(), strict=True)]
+            products = Multiply.apply(z, self._laid_out(one), *weights)
+            result.update(zip(one.names, products, strict=True))
         return result
 
-    def _read(self) -> list[Any]:
-        """The weights that read gated units, as they are now."""
-        return [module._parameters[leaf] for module, leaf in self._places]
-
-    def _laid_out(self) -> Sites:
-        return Sites(None if self._plain else self._index, self._lengths, self._shapes)
+    def _laid_out(self, one: "_Round") -> Sites:
+        return Sites(getattr(self, one.index), one.lengths, one.shapes)
 
     def _sampled(self) -> dict[str, Tensor]:
         """The weights with a fresh sample of the gates multiplied in."""
-        if self._mask is not None or not self._noisy or not self._sites:
+        if self._mask is not None or not self._noisy or len(self._rounds) != 1:
             return self._multiplied(self.sample())
-        noise = self._noise((self.units,))
-        products = DrawAndMultiply.apply(self.log_alpha, noise, self.gates, self._laid_out(), *self._read())
-        return dict(zip(self._names, products, strict=True))
+        noise, one = self._noise((self.units,)), self._rounds[0]
+        products = DrawAndMultiply.apply(self.log_alpha, noise, self.gates, self._laid_out(one), *one.weights())
+        return dict(zip(one.names, products, strict=True))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward pass, under one sample of the gates (in evaluation mode: the test-time gates)."""
-        if self.training and self.per_example and self._sites:
+        if self.training and self.per_example and self._rounds:
             return self._forward_per_example(*args, **kwargs)
         weights = self._sampled() if self.training else self._multiplied(self.test_gates())
         for alias, name in self._shared:
@@ -227,7 +243,8 @@ class Gated(nn.Module):
     def _forward_per_example(self, *args: Any, **kwargs: Any) -> Any:
         batch = batch_size(args, kwargs)
         gates = self._along_sites(self.sample(batch))
-        table = {id(self.model.get_parameter(t)): (g, t) for (t, _, _), g in zip(self._sites, gates, strict=True)}
+        names = self._rounds[0].names
+        table = {id(self.model.get_parameter(t)): (g, t) for t, g in zip(names, gates, strict=True)}
         with GateInputs(table, batch), never_recomputed():
             return self.model(*args, **kwargs)
 
@@ -284,12 +301,14 @@ class Gated(nn.Module):
             start = self.cost.offsets[group]
             weight = self.model.get_parameter(tensor)
             total = total + (weight.float().square().flatten() * p[start : start + weight.numel()]).sum()
-        if self._sites and not self.graph.scattered:
-            for (tensor, dim, _), open_ in zip(self._sites, self._along_sites(p), strict=True):
-                square = self.model.get_parameter(tensor).float().square()
-                rest = [d for d in range(square.dim()) if d != dim]
-                total = total + (square.sum(rest) * open_).sum()
-                gated_names.add(tensor)
+        squares: dict[str, Tensor] = {}
+        for number, one in enumerate(self._rounds):
+            for tensor, shape, open_ in zip(one.names, one.shapes, self._along_sites(p, number), strict=True):
+                square = squares.get(tensor)
+                square = self.model.get_parameter(tensor).float().square() if square is None else square
+                squares[tensor] = square * open_.view(shape)
+        total = total + sum(square.sum() for square in squares.values())
+        gated_names |= set(squares)
         if ungated:
             for name, parameter in self.model.named_parameters():
                 if name not in gated_names:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -76,14 +77,23 @@ def count_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] 
 
 def total_macs(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> int:
     """Those of all examples together."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # one fused operation that the counter does not know
-    try:
-        with evaluating(model), FlopCounterMode(display=False) as counter:
-            model(*args, **(kwargs or {}))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with evaluating(model), counting() as counter:
+        model(*args, **(kwargs or {}))
     return counter.get_total_flops() // 2
+
+
+@contextmanager
+def counting() -> Iterator[FlopCounterMode]:
+    """PyTorch's own counter, with fused operations that it does not know (attention, LSTM) done in their parts."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    (quick,) = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)[:1]
+    try:
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            yield counter
+    finally:
+        torch.backends.mkldnn.set_flags(_enabled=quick, _fp32_precision=None)
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def rounded(count: float) -> int:
@@ -103,16 +113,18 @@ def batch_size(args: Sequence[Any], kwargs: Mapping[str, Any] | None = None) -> 
     return 1
 
 
-def with_batch(args: Sequence[Any], batch: int) -> tuple[Any, ...]:
+def with_batch(
+    args: Sequence[Any], batch: int, kwargs: Mapping[str, Any] | None = None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs repeated or cut to another batch size: every tensor that has the batch dimension."""
-    old = batch_size(args)
+    old = batch_size(args, kwargs)
 
     def change(leaf: Any) -> Any:
         if isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == old:
             return leaf.repeat((batch + old - 1) // old, *[1] * (leaf.dim() - 1))[:batch]
         return leaf
 
-    return tuple(tree_map(change, tuple(args)))
+    return tuple(tree_map(change, tuple(args))), tree_map(change, dict(kwargs or {}))
 
 
 def latencies(

@@ -47,7 +47,8 @@ class Receipt(dict[str, Any]):
             ]
             lines.append(f"budget {where}{b['what']} <= {numbers[0]}: deployed {numbers[1]}, {verdict}")
         e = self["exactness"]
-        lines.append(f"equal to the gated model within {e['max_rel_diff']:.1e} ({e['inputs']} inputs)")
+        form = {"eager": "in the model's own code", "graph": "as its exported operations"}[self["form"]]
+        lines.append(f"equal to the gated model within {e['max_rel_diff']:.1e} ({e['inputs']} inputs), {form}")
         return "\n".join(lines)
 
 
@@ -78,16 +79,14 @@ def times(models: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int
     where = next((p.device for p in device.parameters()), None)
     with evaluating(*models.values()):
         for batch in batches:
-            args = with_batch(inputs.args, batch) if not inputs.kwargs else inputs.args
-            calls = {name: _call(model, args, inputs.kwargs) for name, model in models.items()}
+            args, kwargs = with_batch(inputs.args, batch, inputs.kwargs)
+            calls = {name: _call(model, args, kwargs) for name, model in models.items()}
             try:
                 measured = latencies(calls, seconds, where)
             except Exception:  # sizes or indices that only fit the example's batch
                 continue
             for name, value in measured.items():
                 result[name][str(batch)] = value
-            if inputs.kwargs:
-                break
     return result
 
 
@@ -106,6 +105,7 @@ def build(
     seconds: float,
     metric: Mapping[str, Any] | None,
     run: Mapping[str, Any] | None,
+    form: str,
 ) -> Receipt:
     """Measure everything and write it down.
 
@@ -132,6 +132,7 @@ def build(
         deployed={**deployed, "latency_ms": latency["deployed"]},
         budgets=[{key: reading[key] for key in keys} for reading in readings],
         groups={name: {"size": size, "kept": kept[name]} for name, size in gated.graph.sizes.items()},
+        form=form,
         exactness=dict(exactness),
         metric=dict(metric) if metric else None,
         run={

@@ -15,7 +15,7 @@ from prunus.cost import Cost
 from prunus.errors import ModelError
 from prunus.graph import analyse
 from prunus.measure import count_bytes, count_macs, count_params
-from prunus.surgery import mask_consumers, prove, slice_model
+from prunus.surgery import mask_sites, prove, slice_model
 from prunus.surgery.verify import Inputs, outputs
 
 seeds = st.integers(0, 10**6)
@@ -47,7 +47,7 @@ def largest(these: list[Tensor], those: list[Tensor]) -> float:
 def error_and_effect(model: nn.Module, graph: Graph, keep: Keep, x: Tensor) -> tuple[float, float, float]:
     inputs = Inputs.of(x)
     whole = outputs(model, inputs)
-    masked = outputs(model, inputs, mask_consumers(graph, keep, tensors(model)))
+    masked = outputs(model, inputs, mask_sites(graph, keep, tensors(model)))
     small = outputs(slice_model(model, graph, keep), inputs)
     assert [a.shape for a in small] == [a.shape for a in whole]
     return largest(masked, small), largest(whole, masked), max(a.abs().max().item() for a in whole)
@@ -106,7 +106,7 @@ def shift_one_consumer(monkeypatch: pytest.MonkeyPatch, tensor: str, dim: int) -
 
 def shifted(model: nn.Module, graph: Graph, keep: Keep, axis: Axis, x: Tensor) -> list[Tensor]:
     """What the planted error computes, at full size: the kept places of one consumer hold the next ones' weights."""
-    weights = mask_consumers(graph, keep, tensors(model))
+    weights = mask_sites(graph, keep, tensors(model))
     index = keep.positions(axis.term).nonzero().flatten()
     following = ((index + 1) % axis.term.size).sort().values
     wrong = tensors(model)[axis.tensor].detach().index_select(axis.dim, following)
@@ -122,7 +122,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, seed: int) -> Counter[str]:
     graph = analyse(net, (x,), units="groups")
     for group in graph.groups:
         keep = Keep(graph, {group.name: torch.arange(group.size) < max(1, group.size // 2)})
-        right = outputs(net, Inputs.of(x), mask_consumers(graph, keep, tensors(net)))
+        right = outputs(net, Inputs.of(x), mask_sites(graph, keep, tensors(net)))
         for axis in group.consumers:
             wanted = largest(right, shifted(net, graph, keep, axis, x))
             with monkeypatch.context() as patch:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from prunus.axes import Graph, Keep
 from prunus.errors import ModelError
 from prunus.graph import analyse
-from prunus.surgery import Inputs, SelectedLinear, mask_consumers, prove, slice_model
+from prunus.surgery import Inputs, SelectedLinear, mask_sites, prove, slice_model
 from prunus.surgery.verify import max_rel_diff, outputs
 
 EXACT = [case for case in CASES if case.units != "weights"]
@@ -47,7 +47,7 @@ def calibrate(model: nn.Module) -> nn.Module:
 def assert_equal(model: nn.Module, graph: Graph, keep: Keep, example: Any, tolerance: float = 1e-9) -> float:
     """The sliced model equals the masked one; returns the effect of the removal."""
     inputs = Inputs.of(example)
-    masked = outputs(model, inputs, mask_consumers(graph, keep, tensors(model)))
+    masked = outputs(model, inputs, mask_sites(graph, keep, tensors(model)))
     small = outputs(slice_model(model, graph, keep), inputs)
     whole = outputs(model, inputs)
     pairs = list(zip(whole, masked, small, strict=True))
@@ -271,7 +271,7 @@ def test_single_weights_are_masked_in_their_place() -> None:
     graph = analyse(model, images(1, 28)(), units="weights")
     mask = torch.rand(1008) < 0.5
     keep = Keep(graph, {"fc1.weight": mask})
-    masked = mask_consumers(graph, keep, tensors(model))
+    masked = mask_sites(graph, keep, tensors(model))
     assert torch.equal(masked["fc1.weight"], model.get_parameter("fc1.weight") * mask.view(9, 112))
     assert torch.equal(masked["fc2.weight"], model.get_parameter("fc2.weight"))
     assert slice_model(model, graph, keep, masked).get_parameter("fc1.weight").shape == (9, 112)

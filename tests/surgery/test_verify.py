@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from prunus.axes import Graph, Keep
 from prunus.errors import InexactSurgery
 from prunus.graph import analyse
-from prunus.surgery import Inputs, check, mask_consumers, prove, slice_model
+from prunus.surgery import Inputs, check, mask_sites, prove, slice_model
 from prunus.surgery.verify import TOLERANCE, max_rel_diff
 
 
@@ -63,7 +63,7 @@ def test_a_channel_shuffle_with_a_literal_is_silently_wrong_and_named(groups: An
     assert len(refused(graph)) == 1
     keep = Keep(graph, {stays: torch.arange(graph.sizes[stays]) % 2 == 0})
     args = images()()
-    masked = mask_consumers(graph, keep, dict(net.named_parameters()))
+    masked = mask_sites(graph, keep, dict(net.named_parameters()))
     assert check(net, masked, slice_model(net, graph, keep), args)["ok"]
 
 
@@ -76,7 +76,7 @@ def test_the_wrong_half_of_a_shuffle_runs_and_is_refused_by_the_check() -> None:
     small = slice_model(net, graph, keep)
     assert small(*images()()).shape == net(*images()()).shape
     with pytest.raises(InexactSurgery, match="so it is refused"):
-        check(net, mask_consumers(graph, keep, dict(net.named_parameters())), small, images()())
+        check(net, mask_sites(graph, keep, dict(net.named_parameters())), small, images()())
 
 
 def test_a_literal_split_is_found() -> None:
@@ -143,7 +143,7 @@ def test_outputs_of_any_kind_are_compared(finish: Any) -> None:
     assert list(graph.sizes) == ["a"]
     keep = Keep(graph, {"a": torch.arange(8) > 2})
     small = slice_model(net, graph, keep)
-    masked = mask_consumers(graph, keep, dict(net.named_parameters()))
+    masked = mask_sites(graph, keep, dict(net.named_parameters()))
     assert check(net, masked, small, vectors()())["ok"]
     with torch.no_grad():
         small.get_parameter("b.bias").add_(0.5)
@@ -181,7 +181,7 @@ def sliced(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, dict[str, Ten
     x = images()()[0].to(dtype)
     graph = analyse(net, (x,))
     keep = Keep(graph, {"stem": torch.arange(6) < 4, "conv1": torch.arange(5) > 1})
-    masked = mask_consumers(graph, keep, dict(net.named_parameters()) | dict(net.named_buffers()))
+    masked = mask_sites(graph, keep, dict(net.named_parameters()) | dict(net.named_buffers()))
     return net, masked, slice_model(net, graph, keep), x
 
 

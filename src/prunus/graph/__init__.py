@@ -1,6 +1,26 @@
 """Graph analysis: from a model and example inputs to the groups that can shrink, exactly or not at all."""
 
-from prunus.graph.couple import UNITS, analyse, drop, matches
-from prunus.graph.trace import stored_tensors
+from prunus.graph.analysis import Analysis
+from prunus.graph.choose import drop, matches
+from prunus.graph.couple import analyse, named_groups, resolve
+from prunus.graph.kinds import UNITS
+from prunus.graph.trace import Node, Traced, stored_tensors, trace
+from prunus.graph.unify import Var, find
+from prunus.graph.walk import walk
 
-__all__ = ["UNITS", "analyse", "drop", "matches", "stored_tensors"]
+__all__ = [
+    "UNITS",
+    "Analysis",
+    "Node",
+    "Traced",
+    "Var",
+    "analyse",
+    "drop",
+    "find",
+    "matches",
+    "named_groups",
+    "resolve",
+    "stored_tensors",
+    "trace",
+    "walk",
+]

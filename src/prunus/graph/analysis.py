@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prunus.graph.trace import Node, Ref, Traced
-from prunus.graph.unify import Reason, Var, atoms, find, freeze, product, split_product, unify
+from prunus.graph.unify import Reason, Var, add_up, atoms, find, freeze, product, split_product, unify
 
 Dims = list[Var]
 
@@ -46,15 +46,21 @@ class Analysis:
     usages: list[Usage] = field(default_factory=list)
     split: dict[str, Var] = field(default_factory=dict)  # module of a grouped convolution -> the axis of its groups
     uses: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # tensor -> (role, node name)
+    views: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # node -> tensor, and its order of dims
     fixed_macs: int = 0  # multiply-accumulates of operations that no group touches
 
     def of(self, ref: Any) -> Dims:
         """The axes of a node's (first) result."""
         return self.dims[ref.name][0]
 
+    def view_of(self, ref: Any) -> tuple[str, tuple[int, ...]] | None:
+        """The parameter or buffer that a reference stands for, and the order in which its dimensions are seen."""
+        return self.views.get(ref.name) if isinstance(ref, Ref) else None
+
     def tensor_of(self, ref: Any) -> str | None:
         """The name of the parameter or buffer a reference stands for, if it is one."""
-        return self.traced.parameters.get(ref.name) if isinstance(ref, Ref) else None
+        view = self.view_of(ref)
+        return view[0] if view is not None else None
 
     def fresh(self, node: Node, reason: Reason | None = None) -> list[Dims]:
         """New axes for all results of a node, frozen where a reason is given."""
@@ -135,16 +141,17 @@ class Analysis:
 
     def produce(self, ref: Any, dim: int, unit: str) -> None:
         """Note that a weight makes units along one of its dimensions."""
-        name = self.tensor_of(ref)
-        if name is not None and (name, dim, unit) not in self.produced:
-            self.produced.append((name, dim, unit))
+        view = self.view_of(ref)
+        if view is not None and (view[0], view[1][dim], unit) not in self.produced:
+            self.produced.append((view[0], view[1][dim], unit))
 
     def contract(self, node: Node, ref: Any, dim: int, axis: Var, around: Var | None = None) -> None:
-        """Note that a weight reads an axis. A computed weight has no place for a gate: the axis is frozen."""
-        name = self.tensor_of(ref)
-        if name is None:
-            freeze(axis, Reason(f"{node.op} with a computed weight", node.module))
+        """Note that a weight reads an axis. A computed weight has no place for a gate: dead units must be zero."""
+        view = self.view_of(ref)
+        if view is None:
+            add_up(axis, Reason(f"{node.op} with a computed weight", node.module))
             return
+        name, dim = view[0], view[1][dim]
         self.uses.setdefault(name, []).append((f"contracted along {dim}", node.name))
         self.contractions.append(Contraction(name, dim, axis, around, node))
 
@@ -154,11 +161,20 @@ class Analysis:
         if name is not None and groups.size > 1:
             self.split[name.rpartition(".")[0]] = groups
 
+    def split_by_module(self, node: Node, groups: Var) -> None:
+        """Note the same for a group norm, whose groups stand in its module."""
+        if groups.size > 1 and node.module:
+            self.split[node.module] = groups
+
+    def join_product(self, var: Var, parts: Dims, reason: Reason) -> None:
+        """Let an axis be a product."""
+        unify(var, product(parts), reason)
+
     def work(self, node: Node, ref: Any, positions: Dims) -> None:
         """Note multiply-accumulates: every number of the weight is used once a position."""
         name = self.tensor_of(ref)
         if name is None:
-            positions = [*positions, *self.of(ref)]
+            positions = [*positions, *(self.of(ref) if ref is not None else [])]
         owner = (name or "").rpartition(".")[0] if name else node.module
         self.usages.append(Usage(owner, name or "", positions))
 

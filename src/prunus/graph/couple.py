@@ -1,21 +1,36 @@
-"""From a traced model to its `Graph`: walk the operations, couple axes, name the groups, say what is frozen and why."""
+"""From a walked model to its `Graph`: name the groups, resolve what lies along every axis, say what is frozen and why."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
-from fnmatch import fnmatchcase
 from math import prod
 from typing import Any
 
 from torch import nn
 
-from prunus.axes import Axis, Both, Cat, Frozen, Graph, Group, Leaf, Prod, Term, Work, groups_of, leaves
-from prunus.errors import ModelError, nearest
-from prunus.graph.analysis import Analysis, references
-from prunus.graph.rules import apply
+from prunus.axes import (
+    Axis,
+    Both,
+    Cat,
+    Frozen,
+    Graph,
+    Group,
+    Leaf,
+    Prod,
+    Step,
+    Term,
+    Work,
+    groups_of,
+    leaves,
+    simplified,
+)
+from prunus.graph.analysis import Analysis
+from prunus.graph.chain import chains
+from prunus.graph.choose import choose
+from prunus.graph.kinds import EVERY, kinds_of
 from prunus.graph.trace import Traced, trace
-from prunus.graph.unify import Reason, Var, atoms, find, freeze
+from prunus.graph.unify import Reason, Var, atoms, find
+from prunus.graph.walk import walk
 
-UNITS = ("structured", "groups", "weights")
+PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
 
 def analyse(
@@ -23,7 +38,7 @@ def analyse(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None = None,
     *,
-    units: str = "structured",
+    units: str | Iterable[str] = "structured",
     only: Iterable[str] = (),
     freeze_names: Iterable[str] = (),
 ) -> Graph:
@@ -32,105 +47,74 @@ def analyse(
     Args:
         model: any module that `torch.export` takes.
         args, kwargs: example inputs.
-        units: "structured": coupled groups, and the input features of linear layers where these can be gated finer than
-            any producer can shrink (network inputs, flattened maps), which is the papers' placement; "groups": coupled
-            groups alone; "weights": one gate a weight.
+        units: kinds of units, see `prunus.graph.kinds`.
         only: patterns of group or module names; everything else is frozen.
         freeze_names: patterns of group or module names to freeze.
 
     Raises:
         ModelError: the model cannot be exported, or a pattern names nothing.
     """
-    if units not in UNITS:
-        raise ModelError(f"units={units!r} is not a kind of unit; {nearest(units, UNITS)}.")
+    kinds = kinds_of(units)
     traced = trace(model, args, kwargs)
     state = walk(traced)
-    graph = _weights_graph(traced, state) if units == "weights" else _build(traced, state, fine=units == "structured")
+    graph = _weights_graph(traced, state) if "weight" in kinds else _build(traced, state, kinds)
     return choose(graph, only, freeze_names)
-
-
-def walk(traced: Traced) -> Analysis:
-    """Apply the rules to all operations in order, then freeze what no gate may touch."""
-    state = Analysis(traced)
-    for name, stored in traced.tensors.items():
-        state.tensors[name] = [Var(size) for size in stored.shape]
-    for node_name, owner in traced.parameters.items():
-        state.dims[node_name] = [state.tensors[owner]]
-    for node_name, shape in traced.constants.items():
-        state.dims[node_name] = [[_frozen(size, Reason("literal tensor in the code", "")) for size in shape]]
-    for node_name, shape in traced.inputs.items():
-        state.dims[node_name] = [[_frozen(size, Reason("network input", "")) for size in shape]]
-    for node in traced.nodes:
-        before = len(state.contractions)
-        state.dims[node.name] = apply(state, node)
-        read = {c.tensor for c in state.contractions[before:]}
-        for ref in references(node):
-            tensor = state.tensor_of(ref)
-            if tensor is not None and tensor not in read:
-                state.uses.setdefault(tensor, []).append((node.op, node.name))
-    for name in traced.outputs:
-        for dims in state.dims.get(name, []):
-            for var in dims:
-                freeze(var, Reason("network output", ""))
-    for contraction in state.contractions:
-        roles = {role for role, _ in state.uses[contraction.tensor]}
-        if len(roles) > 1:  # a gate on this weight would be seen by its other use too
-            other = sorted(roles - {f"contracted along {contraction.dim}"})[0]
-            freeze(contraction.axis, Reason(f"{contraction.tensor} also used by {other}", contraction.node.module))
-    return state
-
-
-def _frozen(size: int, reason: Reason) -> Var:
-    var = Var(size)
-    freeze(var, reason)
-    return var
 
 
 def _owner(tensor: str) -> str:
     return tensor.rpartition(".")[0]
 
 
-def _name_groups(state: Analysis) -> dict[int, tuple[str, str]]:
+def named_groups(state: Analysis, kinds: frozenset[str] = EVERY) -> dict[int, tuple[str, str]]:
     """Name the atoms that can shrink: by the first weight that makes them, in the order the weights are used."""
-    read = {id(atom) for c in state.contractions for atom in atoms(c.axis)}
-    order: dict[str, int] = {}
-    for k, contraction in enumerate(state.contractions):
-        order.setdefault(contraction.tensor, k)
+    read = _read(state)
     names: dict[int, tuple[str, str]] = {}
     taken: dict[str, int] = {}
     for tensor, dim, unit in state.produced:
         for atom in atoms(state.tensors[tensor][dim]):
-            if id(atom) in names or atom.size == 1 or atom.reasons or id(atom) not in read:
+            if id(atom) in names or atom.size == 1 or atom.reasons:
+                continue
+            if id(atom) not in read and not atom.sums:
                 continue
             base = _owner(tensor) or tensor
-            taken[base] = taken.get(base, 0) + 1
-            names[id(atom)] = (base if taken[base] == 1 else f"{base}#{taken[base]}", unit)
-    return names
+            taken[base] = taken.get(base, 0) + 1  # counted whatever was asked for: a name is a name
+            names[id(atom)] = (base if taken[base] == 1 else f"{base}#{taken[base]}", _kind(atom, unit))
+    return {key: value for key, value in names.items() if value[1] in kinds}
 
 
-def _resolve(var: Var, names: Mapping[int, tuple[str, str]]) -> Term:
+def _kind(atom: Var, unit: str) -> str:
+    """What the units of an atom are: what an operation calls them, or what the layer makes that makes them."""
+    return atom.kind or ("width" if atom.sums else unit)
+
+
+def _read(state: Analysis) -> set[int]:
+    return {id(atom) for c in state.contractions for atom in atoms(c.axis)}
+
+
+def resolve(var: Var, names: Mapping[int, tuple[str, str]]) -> Term:
+    """What lies along an axis, in named groups and frozen positions."""
     root = find(var)
     if root.factors is not None:
-        return _simplify(Prod(tuple(_resolve(factor, names) for factor in root.factors)))
+        return simplified(Prod(tuple(resolve(factor, names) for factor in root.factors)))
     if root.segments is not None:
-        return _simplify(Cat(tuple(_resolve(segment, names) for segment in root.segments)))
-    named = names.get(id(root))
-    return Leaf(named[0] if named else None, root.size)
-
-
-def _simplify(term: Prod | Cat) -> Term:
-    return term if groups_of(term) else Leaf(None, term.size)
+        return simplified(Cat(tuple(resolve(segment, names) for segment in root.segments)))
+    known = names.get(id(root))
+    return Leaf(known[0] if known else None, root.size)
 
 
 def _contracted(whole: Var, part: Var, names: Mapping[int, tuple[str, str]]) -> Term:
     """The whole dimension as a term in which only the contracted part names groups."""
     inside = {id(atom) for atom in atoms(part)}
-    return _resolve(whole, {key: value for key, value in names.items() if key in inside})
+    return resolve(whole, {key: value for key, value in names.items() if key in inside})
 
 
 def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> tuple[Frozen, ...]:
     """The axes of weights that cannot shrink, and the first reason that has something to say."""
-    read = {id(atom) for c in state.contractions for atom in atoms(c.axis)}
+    read = _read(state)
+    units: dict[int, str] = {}
+    for tensor, dim, unit in state.produced:
+        for atom in atoms(state.tensors[tensor][dim]):
+            units.setdefault(id(atom), unit)
     found: dict[Frozen, None] = {}
     seen: set[int] = set()
     for tensor, stored in traced.tensors.items():
@@ -140,7 +124,7 @@ def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str,
             for atom in atoms(var):
                 loud = [reason for reason in atom.reasons if not reason.silent]
                 if not atom.reasons and id(atom) not in names:
-                    loud = [Reason("no layer's own weight makes it" if id(atom) in read else "no layer reads it", "")]
+                    loud = [_not_chosen(atom, units.get(id(atom)), id(atom) in read)]
                 if id(atom) not in seen and loud and atom.size > 1:
                     module = loud[0].module or _owner(tensor)
                     found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module)] = None
@@ -148,33 +132,42 @@ def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str,
     return tuple(found)
 
 
+def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> Reason:
+    """Why an atom that nothing froze has no gates."""
+    if unit is not None and (is_read or atom.sums):
+        return atom.sums[0] if atom.sums else Reason(f"units do not name {_kind(atom, unit)}s", "")
+    return Reason("no layer's own weight makes it" if is_read else "no layer reads it", "")
+
+
 def _works(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> tuple[Work, ...]:
     return tuple(
-        Work(usage.module, usage.weight, tuple(_resolve(var, names) for var in usage.positions), traced.batch)
+        Work(usage.module, usage.weight, tuple(resolve(var, names) for var in usage.positions), traced.batch)
         for usage in state.usages
     )
 
 
-def _build(traced: Traced, state: Analysis, fine: bool) -> Graph:
-    names = _name_groups(state)
-    axes = {name: tuple(_resolve(var, names) for var in dims) for name, dims in state.tensors.items()}
+def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
+    names = named_groups(state, kinds)
+    axes = {name: tuple(resolve(var, names) for var in dims) for name, dims in state.tensors.items()}
     consumers: dict[tuple[str, int], Term] = {}
     for c in state.contractions:
         whole = c.around if c.around is not None else c.axis
         consumers[c.tensor, c.dim] = _contracted(whole, c.axis, names)
-    selections = _selections(traced, state, axes, names) if fine else {}
+    sites = _sites(traced, state, names)
     extra = []
+    selections = _selections(traced, state, axes, names) if "input" in kinds else {}
     for module, group in selections.items():
         weight = f"{module}.weight"
         base = axes[weight][1]
         term = Both(base, Leaf(group, base.size))
         axes[weight] = (axes[weight][0], term)
-        consumers[weight, 1] = term
+        consumers[weight, 1] = sites[weight, 1] = term
         axis = Axis(weight, 1, term)
-        extra.append(Group(group, base.size, "input", (axis,), (), (axis,)))
+        extra.append(Group(group, base.size, "input", (axis,), (), (axis,), (axis,)))
     selected = {f"{module}.weight[1]" for module in selections}
     units = dict(names.values())
-    groups = [_group(name, units[name], axes, consumers, state) for name in units]
+    way = chains(traced, state, names)
+    groups = [_group(name, units[name], axes, consumers, sites, way.get(name, ()), state) for name in units]
     order = _reading_order(state, [*groups, *extra])
     return Graph(
         axes=axes,
@@ -185,8 +178,51 @@ def _build(traced: Traced, state: Analysis, fine: bool) -> Graph:
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         selections=selections,
-        split={module: _resolve(var, names) for module, var in state.split.items()},
+        split={module: resolve(var, names) for module, var in state.split.items()},
+        entangled=_entangled(state, sites),
     )
+
+
+def _sites(
+    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]
+) -> dict[tuple[str, int], Term]:
+    """Where gates act, with terms that name what is gated there alone.
+
+    At the readers, or at everything that makes units whose dead ones must be zero: weights, biases, tables, tensors
+    that are added; not at scales, where a gate would act once more.
+    """
+    summed = {id(a) for dims in state.tensors.values() for var in dims for a in atoms(var) if a.sums}
+    gated: dict[tuple[str, int], tuple[Var, set[int]]] = {}
+    for c in state.contractions:
+        inside = {id(atom) for atom in atoms(c.axis)} - summed
+        whole = c.around if c.around is not None else c.axis
+        gated.setdefault((c.tensor, c.dim), (whole, set()))[1].update(inside & set(names))
+    read = {(c.tensor, c.dim) for c in state.contractions}
+    made = {(tensor, dim) for tensor, dim, _ in state.produced}
+    for tensor, stored in traced.tensors.items():
+        only_scales = {role.split(".")[1] for role, _ in state.uses.get(tensor, []) if "." in role} <= {"mul", "rms_norm"}
+        for dim, var in enumerate(state.tensors[tensor]):
+            inside = {id(atom) for atom in atoms(var)} & summed & set(names)
+            makes = (tensor, dim) in made or ((tensor, dim) not in read and not only_scales)
+            if stored.is_parameter and inside and makes:
+                gated.setdefault((tensor, dim), (var, set()))[1].update(inside)
+    terms = {
+        place: resolve(var, {key: value for key, value in names.items() if key in inside})
+        for place, (var, inside) in gated.items()
+    }
+    return {place: term for place, term in terms.items() if groups_of(term)}
+
+
+def _entangled(state: Analysis, sites: Mapping[tuple[str, int], Term]) -> tuple[str, ...]:
+    """Gated tensors that are not read by one plain layer alone."""
+    plain = {c.tensor for c in state.contractions if c.node.base in PLAIN and (c.tensor, c.dim) in sites}
+    places = [tensor for tensor, _ in sites]
+    result = set()
+    for tensor in places:
+        roles = {role for role, _ in state.uses.get(tensor, [])}
+        if tensor not in plain or len(roles) > 1 or places.count(tensor) > 1:
+            result.add(tensor)
+    return tuple(sorted(result))
 
 
 def _reading_order(state: Analysis, groups: list[Group]) -> dict[str, int]:
@@ -208,6 +244,8 @@ def _group(
     unit: str,
     axes: Mapping[str, tuple[Term, ...]],
     consumers: Mapping[tuple[str, int], Term],
+    sites: Mapping[tuple[str, int], Term],
+    chain: tuple[Step, ...],
     state: Analysis,
 ) -> Group:
     members = tuple(
@@ -218,9 +256,12 @@ def _group(
     )
     made = {(tensor, dim) for tensor, dim, _ in state.produced}
     producers = tuple(axis for axis in members if (axis.tensor, axis.dim) in made)
-    reading = tuple(Axis(t, d, term) for (t, d), term in consumers.items() if name in groups_of(term))
+    reading, acting = (
+        tuple(Axis(t, d, term) for (t, d), term in places.items() if name in groups_of(term))
+        for places in (consumers, sites)
+    )
     size = next(leaf for axis in members for leaf in _leaves_named(axis.term, name)).size
-    return Group(name, size, unit, members, producers, reading)
+    return Group(name, size, unit, members, producers, reading, acting, chain)
 
 
 def _leaves_named(term: Term, name: str) -> list[Leaf]:
@@ -256,7 +297,10 @@ def _selections(
         if calls[c.tensor] != 1 or c.tensor in shared:
             continue
         base = axes[c.tensor][1]
-        from_input = all(r.operation == "network input" or r.silent for a in atoms(c.axis) for r in a.reasons)
+        from_input = all(
+            id(a) in names or a.size == 1 or (a.reasons and all(r.operation == "network input" or r.silent for r in a.reasons))
+            for a in atoms(c.axis)
+        )
         grouped = groups_of(base)
         whole = isinstance(base, Leaf)
         pixels = any(leaf.group is None and leaf.size > 1 for leaf in leaves(base))
@@ -266,7 +310,7 @@ def _selections(
         beside = [axes[c.tensor][0]]
         for usage in state.usages:
             if usage.weight == c.tensor:
-                beside += [_resolve(var, names) for var in usage.positions]
+                beside += [resolve(var, names) for var in usage.positions]
         if repeated or any(grouped & groups_of(term) for term in beside):
             continue
         result[module] = f"{module}.inputs"
@@ -304,69 +348,4 @@ def _weights_graph(traced: Traced, state: Analysis) -> Graph:
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         scattered=scattered,
-    )
-
-
-def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Does a dotted name match a pattern, or stand inside a module that does?
-
-    >>> matches("layer1.0.conv1", ["layer1"]), matches("conv2", ["conv*"]), matches("conv10", ["conv1"])
-    (True, True, False)
-    """
-    bare = name.split("#")[0].removesuffix(".inputs")
-    return any(
-        fnmatchcase(name, p) or fnmatchcase(bare, p) or fnmatchcase(name, p + ".*") or fnmatchcase(bare, p + ".*")
-        for p in patterns
-    )
-
-
-def choose(graph: Graph, only: Iterable[str], freeze_names: Iterable[str]) -> Graph:
-    """Keep the groups that the user wants gated; the others are frozen by the user's word."""
-    only, freeze_names = list(only), list(freeze_names)
-    names = [group.name for group in graph.groups]
-    for pattern in [*only, *freeze_names]:
-        if not any(matches(name, [pattern]) for name in names):
-            raise ModelError(f"No group matches {pattern!r}; {nearest(pattern, names)}.")
-    gone = {n for n in names if (only and not matches(n, only)) or matches(n, freeze_names)}
-    return drop(graph, {name: Frozen("", "frozen by the user", "") for name in gone})
-
-
-def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
-    """Freeze groups that were found, giving the reason for each; an empty axis or module is filled in."""
-    if not gone:
-        return graph
-
-    def strip(term: Term) -> Term:
-        if isinstance(term, Leaf):
-            return Leaf(None, term.size) if term.group in gone else term
-        if isinstance(term, Both):
-            return strip(term.base) if term.fine.group in gone else Both(strip(term.base), term.fine)
-        if isinstance(term, Prod):
-            return _simplify(Prod(tuple(map(strip, term.factors))))
-        return _simplify(Cat(tuple(map(strip, term.segments))))
-
-    def strip_axes(found: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis(axis.tensor, axis.dim, strip(axis.term)) for axis in found)
-
-    frozen = list(graph.frozen)
-    for group in graph.groups:
-        if group.name in gone:
-            reason = gone[group.name]
-            first = (group.members or (Axis(group.name, 0, Leaf(None, 1)),))[0]
-            frozen.append(Frozen(reason.axis or str(first), reason.operation, reason.module or _owner(first.tensor)))
-    return replace(
-        graph,
-        axes={name: tuple(map(strip, terms)) for name, terms in graph.axes.items()},
-        groups=tuple(
-            replace(
-                g, members=strip_axes(g.members), producers=strip_axes(g.producers), consumers=strip_axes(g.consumers)
-            )
-            for g in graph.groups
-            if g.name not in gone
-        ),
-        frozen=tuple(frozen),
-        works=tuple(replace(work, positions=tuple(map(strip, work.positions))) for work in graph.works),
-        split={module: strip(term) for module, term in graph.split.items()},
-        selections={module: name for module, name in graph.selections.items() if name not in gone},
-        scattered={tensor: name for tensor, name in graph.scattered.items() if name not in gone},
     )

@@ -4,24 +4,25 @@ The graph is exported raw (not decomposed) and non-strict, which is what takes t
 and buffers keep the names they have in the model.
 """
 
-import copy
+import inspect
 import io
 import logging
 import operator
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.axes import Stored
 from prunus.errors import ModelError, said
+from prunus.measure import counting
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Node:
     shapes: tuple[tuple[int, ...] | None, ...]
     module: str
     pointwise: bool = False
-    macs: int = 0  # what PyTorch counts for it
+    fx: torch.fx.Node | None = field(default=None, compare=False, repr=False)
 
     @property
     def base(self) -> str:
@@ -50,6 +51,11 @@ class Node:
         parts = self.op.split(".")
         name = parts[1] if len(parts) > 1 else parts[0]
         return name.rstrip("_") if not name.endswith("__") else name
+
+    @property
+    def macs(self) -> int:
+        """Its multiply-accumulates, counted by PyTorch on tensors without storage."""
+        return _macs(self.fx) if self.fx is not None else 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +71,7 @@ class Traced:
     aliases: dict[str, str]
     batch: int
     modules: dict[str, str]  # module path -> class name, exact
+    program: ExportedProgram | None = field(default=None, compare=False, repr=False)
 
 
 def stored_tensors(model: nn.Module) -> tuple[dict[str, Stored], dict[str, str]]:
@@ -85,17 +92,23 @@ def stored_tensors(model: nn.Module) -> tuple[dict[str, Stored], dict[str, str]]
     return tensors, aliases
 
 
-def _refs(value: Any) -> Any:
+def _size(size: Any) -> int:
+    """A size as the example has it, read without making it a condition of the graph."""
+    return int(size.node.hint) if isinstance(size, torch.SymInt) else int(size)
+
+
+def _refs(value: Any, names: Mapping[torch.fx.Node, str]) -> Any:
     if isinstance(value, torch.fx.Node):
-        return Ref(value.name)
+        held = value.meta.get("val")
+        return _size(held) if isinstance(held, torch.SymInt) else Ref(names.get(value, value.name))
     if isinstance(value, list | tuple):
-        return tuple(_refs(v) for v in value)
+        return tuple(_refs(v, names) for v in value)
     return value
 
 
 def _shapes(value: Any) -> tuple[tuple[int, ...] | None, ...]:
     values = value if isinstance(value, list | tuple) else [value]
-    return tuple(tuple(int(s) for s in v.shape) if isinstance(v, Tensor) else None for v in values)
+    return tuple(tuple(_size(s) for s in v.shape) if isinstance(v, Tensor) else None for v in values)
 
 
 def _module_path(node: torch.fx.Node) -> str:
@@ -105,23 +118,80 @@ def _module_path(node: torch.fx.Node) -> str:
 
 
 def _macs(node: torch.fx.Node) -> int:
-    """Multiply-accumulates of one operation, counted by PyTorch on tensors without storage."""
-    if not isinstance(node.target, torch._ops.OpOverload):  # a region, as under torch.no_grad: all that stands in it
-        inner = [
-            getattr(node.graph.owning_module, str(n.target), None) for n in node.all_input_nodes if n.op == "get_attr"
-        ]
-        graphs = [module.graph for module in inner if isinstance(module, torch.fx.GraphModule)]
-        return sum(_macs(n) for graph in graphs for n in graph.nodes if n.op == "call_function")
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            node.target(*args, **kwargs)
+        with counting() as counter, torch.no_grad():
+            node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception:  # an operation that only runs on real tensors: PyTorch cannot count it
         return 0
     return counter.get_total_flops() // 2
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+def _region(node: torch.fx.Node) -> tuple[torch.fx.Graph, list[torch.fx.Node]] | None:
+    """The operations under a `with torch.no_grad()` and the like, and what they take; None for other operations."""
+    if not str(getattr(node.target, "__name__", "")).startswith("wrap_with_"):
+        return None
+    for k, arg in enumerate(node.args):
+        inner = getattr(node.graph.owning_module, str(getattr(arg, "target", "")), None)
+        if isinstance(inner, torch.fx.GraphModule):
+            return inner.graph, [n for n in node.args[k + 1 :] if isinstance(n, torch.fx.Node)]
+    return None
+
+
+def _listed(
+    graph: torch.fx.Graph, names: dict[torch.fx.Node, str], constants: dict[str, tuple[int, ...]], prefix: str = ""
+) -> tuple[list[Node], tuple[str, ...]]:
+    """The operations of a graph in order, regions unfolded, and the names of what comes out."""
+    nodes: list[Node] = []
+    outputs: tuple[str, ...] = ()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            continue
+        name = names.setdefault(node, prefix + node.name)
+        if node.op == "output":
+            outputs = tuple(names[n] for n in tree_leaves(node.args) if isinstance(n, torch.fx.Node))
+        elif node.op == "get_attr":
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                constants[name] = _shapes(value)[0] or ()
+        elif node.op == "call_function":
+            region = _region(node)
+            if region is None:
+                nodes.append(_node(node, name, names))
+                continue
+            inner, taken = region
+            places = [n for n in inner.nodes if n.op == "placeholder"]
+            inside = names | {place: names[n] for place, n in zip(places, taken, strict=True)}
+            more, results = _listed(inner, inside, constants, f"{name}.")
+            nodes += more
+            shapes = _shapes(node.meta.get("val"))
+            nodes.append(Node(name, "region", tuple(map(Ref, results)), {}, shapes, _module_path(node)))
+    return nodes, outputs
+
+
+def _node(node: torch.fx.Node, name: str, names: Mapping[torch.fx.Node, str]) -> Node:
+    target = node.target
+    known = isinstance(target, torch._ops.OpOverload)
+    if target is operator.getitem:
+        op = "getitem"
+    elif isinstance(target, torch._ops.OpOverload):
+        op = f"{target.namespace}.{target._opname}.{target._overloadname}"
+    else:
+        op = getattr(target, "__name__", str(target))
+    pointwise = known and torch.Tag.pointwise in target.tags  # type: ignore[union-attr]
+    return Node(
+        name=name,
+        op=op,
+        args=_refs(node.args, names),
+        kwargs={key: _refs(value, names) for key, value in node.kwargs.items()},
+        shapes=_shapes(node.meta.get("val")),
+        module=_module_path(node),
+        pointwise=pointwise,
+        fx=node,
+    )
+
+
+def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any = None) -> ExportedProgram:
     training = {name: module.training for name, module in model.named_modules()}
     model.eval()
     quiet = logging.root.manager.disable
@@ -130,7 +200,7 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
         # What torch logs, prints and warns of on its way to an error is not what the user needs: that is told below.
         with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
             warnings.simplefilter("ignore")
-            return torch.export.export(model, args, dict(kwargs) or None, strict=False)
+            return torch.export.export(model, args, dict(kwargs) or None, dynamic_shapes=shapes, strict=False)
     except Exception as error:
         why = "it branches on the values of tensors" if "DataDependent" in type(error).__name__ else said(error)
         raise ModelError(
@@ -143,8 +213,44 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
             module.training = training[name]
 
 
-def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Traced:
+def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    free = any_batch(args, kwargs)
+    if free is not None:
+        try:
+            by_position, by_name = free
+            if by_name:  # export wants all of them by name then
+                names = list(inspect.signature(model.forward).parameters)
+                free = dict(zip(names, by_position, strict=False)) | by_name
+            else:
+                free = by_position
+            return _export(model, args, kwargs, free)
+        except ModelError:
+            pass  # a model whose code fixes the batch: the program runs on batches of the example's size
+    return _export(model, args, kwargs)
+
+
+def any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What export is told of the inputs' shapes: the first dimension of every tensor with the batch in it may vary."""
+    first = next((t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor) and t.dim() > 0), None)
+    if first is None:
+        return None
+
+    def free(leaf: Any) -> Any:
+        varies = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == first.shape[0]
+        return {0: torch.export.Dim.AUTO} if varies else None
+
+    return tree_map(free, tuple(args)), tree_map(free, dict(kwargs))
+
+
+def trace(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, batches: bool = False
+) -> Traced:
     """Export a model in evaluation mode and list its operations.
+
+    Args:
+        model: the model.
+        args, kwargs: example inputs.
+        batches: leave the batch free where the model allows it, for a program that is to run.
 
     Raises:
         ModelError: the model is no module, or cannot be exported on these inputs.
@@ -154,7 +260,7 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | N
     tensors, aliases = stored_tensors(model)
     if not any(stored.is_parameter for stored in tensors.values()):
         raise ModelError(f"The model {type(model).__name__} has no parameters: there is nothing to shrink.")
-    program = _export(model, args, kwargs or {})
+    program = _export(model, args, kwargs or {}) if not batches else _export_any_batch(model, args, kwargs or {})
     signature = program.graph_signature
     parameters: dict[str, str] = {}
     constants: dict[str, tuple[int, ...]] = {}
@@ -170,42 +276,14 @@ def trace(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | N
             parameters[name] = aliases.get(target, target)
         elif shape is not None:
             (inputs if spec.kind == InputKind.USER_INPUT else constants)[name] = shape
-    nodes, outputs = [], []
-    for node in program.graph.nodes:
-        if node.op == "output":
-            outputs = [n.name for n in node.all_input_nodes]
-        elif node.op == "get_attr":
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                constants[node.name] = tuple(value.shape)
-        elif node.op == "call_function":
-            target = node.target
-            if target is operator.getitem:
-                op = "getitem"
-            elif isinstance(target, torch._ops.OpOverload):
-                op = f"{target.namespace}.{target._opname}.{target._overloadname}"
-            else:
-                op = getattr(target, "__name__", str(target))
-            tags = target.tags if isinstance(target, torch._ops.OpOverload) else []
-            nodes.append(
-                Node(
-                    name=node.name,
-                    op=op,
-                    args=_refs(node.args),
-                    kwargs={key: _refs(value) for key, value in node.kwargs.items()},
-                    shapes=_shapes(node.meta.get("val")),
-                    module=_module_path(node),
-                    pointwise=torch.Tag.pointwise in tags,
-                    macs=0 if torch.Tag.pointwise in tags else _macs(node),
-                )
-            )
+    nodes, outputs = _listed(program.graph, {n: n.name for n in program.graph.nodes}, constants)
     first = next(
-        (t for t in torch.utils._pytree.tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None
+        (t for t in tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None
     )
     batch = int(first.shape[0]) if first is not None and first.dim() > 0 else 1
     modules = {
         name: type(module).__module__ + "." + type(module).__qualname__ for name, module in model.named_modules()
     }
     return Traced(
-        tuple(nodes), parameters, constants, inputs, tuple(outputs), tensors, aliases, batch, copy.copy(modules)
+        tuple(nodes), parameters, constants, inputs, outputs, tensors, aliases, batch, modules, program
     )

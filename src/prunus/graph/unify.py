@@ -27,6 +27,8 @@ class Var:
     factors: "list[Var] | None" = None
     segments: "list[Var] | None" = None
     reasons: list[Reason] = field(default_factory=list)
+    sums: list[Reason] = field(default_factory=list)  # operations that add up over it without a weight
+    kind: str | None = None  # what its units are, where an operation says so: heads, head dims
 
 
 def find(var: Var) -> Var:
@@ -55,6 +57,19 @@ def freeze(var: Var, reason: Reason) -> None:
             atom.reasons.append(reason)
 
 
+def add_up(var: Var, reason: Reason) -> None:
+    """Note that an operation adds up over a variable without a weight: it is exact only where dead units are zero."""
+    for atom in atoms(var):
+        if reason not in atom.sums:
+            atom.sums.append(reason)
+
+
+def call(var: Var, kind: str) -> None:
+    """Say what the units of a variable are; the first word stays."""
+    for atom in atoms(var):
+        atom.kind = atom.kind or kind
+
+
 def product(parts: list[Var]) -> Var:
     """The row-major product of variables; factors of one position say nothing and are left out."""
     flat: list[Var] = []
@@ -81,10 +96,14 @@ def concatenation(parts: list[Var]) -> Var:
 
 
 def _become(atom: Var, other: Var) -> None:
-    """Let an atom stand for `other`, handing its reasons on."""
+    """Let an atom stand for `other`, handing on what is known of it."""
     atom.ref = other
     for reason in atom.reasons:
         freeze(other, reason)
+    for reason in atom.sums:
+        add_up(other, reason)
+    if atom.kind is not None:
+        call(other, atom.kind)
 
 
 def split_product(var: Var, first: int) -> tuple[Var, Var] | None:

@@ -14,15 +14,21 @@ from torch import Tensor, nn
 from prunus import sealed
 from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 from prunus.errors import ArtefactError, ModelError, PrunusError
+from prunus.surgery.example import described, fabricated
+from prunus.surgery.program import Exported
 from prunus.surgery.slicing import slice_model
+from prunus.surgery.trial import Inputs
 
 SCHEMA = 1
 KEY = "prunus"
 DEPTH = 16  # groups over each other; a stranger's plan must not make us allocate more
 
 
-def plan_of(graph: Graph, keep: Keep) -> dict[str, Any]:
-    """Write down what surgery did, so that it can be done again on a fresh dense model."""
+def plan_of(graph: Graph, keep: Keep, form: str = "eager", inputs: Inputs | None = None) -> dict[str, Any]:
+    """Write down what surgery did, so that it can be done again on a fresh dense model.
+
+    For the graph form, what the example inputs are like goes with it: the model is exported again when it is loaded.
+    """
     kept = keep.kept()
     return {
         "schema": SCHEMA,
@@ -37,6 +43,8 @@ def plan_of(graph: Graph, keep: Keep) -> dict[str, Any]:
         "split": {module: to_json(term) for module, term in graph.split.items() if groups_of(term)},
         "aliases": graph.aliases,
         "scattered": graph.scattered,
+        "form": form,
+        "inputs": described(inputs) if form == "graph" and inputs is not None else None,
     }
 
 
@@ -63,6 +71,11 @@ def save(small: nn.Module, path: str | Path) -> None:
             tensors[f"{name}:places"] = _pack(kept)
             value = value.flatten()[kept]
         tensors[name] = value.clone()
+    if plan["form"] == "graph" and plan["inputs"] is None:
+        raise ModelError(
+            "This shrunk program cannot be saved: its example inputs hold objects that are no tensors, numbers or words, "
+            "and loading it needs inputs like them. torch.export.save(torch.export.export(...)) can keep it."
+        )
     slim = dict(plan)
     if plan["scattered"]:  # the places say it already
         slim["groups"] = {name: {"size": group["size"], "kept": []} for name, group in plan["groups"].items()}
@@ -101,6 +114,10 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
     graph, keep = _graph(plan, model, dense, tensors)
     scattered = {name: _unpack(tensors, name, dense[name]) for name in graph.scattered}
     small = slice_model(model, graph, keep)
+    if plan["form"] == "graph":
+        small = Exported(model, fabricated(plan["inputs"], model)).shrunk(graph, keep, small)
+    elif plan["form"] != "eager":
+        raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
     own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
     given = {name: scattered.get(name, value) for name, value in tensors.items() if not name.endswith(":places")}
     missing = [name for name in own if name not in given] + [name for name in given if name not in own]

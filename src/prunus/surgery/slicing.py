@@ -44,16 +44,15 @@ def kept_indices(graph: Graph, keep: Keep) -> dict[str, list[Tensor | None]]:
     return result
 
 
-def mask_consumers(graph: Graph, keep: Keep, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Zero what reads the removed units: the weights as they must act for removal to be exact, at full size."""
+def mask_sites(graph: Graph, keep: Keep, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Zero the weights at the removed units' sites: as they must act for removal to be exact, at full size."""
     result = dict(tensors)
-    for group in graph.groups:
-        for axis in group.consumers:
-            mask = keep.positions(axis.term)
-            tensor = result[axis.tensor]
-            shape = [1] * tensor.dim()
-            shape[axis.dim] = -1
-            result[axis.tensor] = tensor * mask.to(device=tensor.device, dtype=tensor.dtype).view(shape)
+    for axis in graph.sites():
+        mask = keep.positions(axis.term)
+        tensor = result[axis.tensor]
+        shape = [1] * tensor.dim()
+        shape[axis.dim] = -1
+        result[axis.tensor] = tensor * mask.to(device=tensor.device, dtype=tensor.dtype).view(shape)
     for name, group_name in graph.scattered.items():
         tensor = result[name]
         result[name] = tensor * keep.units[group_name].to(device=tensor.device, dtype=tensor.dtype).view_as(tensor)

@@ -1,7 +1,7 @@
 """Is the small model the same function? Checked on every shrink, and on every group before training starts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from prunus.axes import Frozen, Graph, Keep, spread
 from prunus.errors import InexactSurgery, ModelError, PrunusError, said
 from prunus.graph import drop
-from prunus.surgery.slicing import copied, mask_consumers, slice_model
+from prunus.surgery.program import Exported
+from prunus.surgery.slicing import copied, mask_sites, slice_model
 from prunus.surgery.trial import Inputs, first_run, outputs, telling
 
 TOLERANCE = 1e-5  # relative to the largest output, in float32
@@ -113,31 +114,47 @@ def _taken(run: Callable[[Inputs], list[Tensor]], inputs: Inputs, seed: int) -> 
     return None, []
 
 
-def prove(model: nn.Module, graph: Graph, example: Any) -> Graph:
+def prove(model: nn.Module, graph: Graph, example: Any, form: str = "auto") -> Graph:
     """Try every group's removal before anybody trains: what does not run smaller, or comes out unequal, is frozen.
 
     Python code may hold sizes as numbers, which the exported graph cannot tell from shapes; such a model runs after
     removal, in the right shape, with wrong values. So units are removed for good, half of them and then all but one,
     and the result is compared with the same units gated, in float64, relative to the effect of the removal. All groups
-    at once; one by one if that fails.
+    at once, in the model's own code; then, where that fails, in its exported operations; and where that fails too,
+    halves of the groups by themselves, until those are found that cannot be removed.
     """
     if not graph.groups or graph.scattered:
         return graph
     inputs = Inputs.of(example)
     trial = _trial(model, inputs)
     names = [group.name for group in graph.groups]
-    if trial.fails(graph, names) is None:
-        return graph
+    if form != "graph" and trial.fails(graph, names) is None:
+        return replace(graph, form="eager")
+    if form != "eager":
+        trial = replace(trial, exported=Exported(model, inputs))
+        if trial.fails(graph, names) is None:
+            return replace(graph, form="graph")
     proven: list[str] = []
     gone: dict[str, Frozen] = {}
-    for name in names:
-        tried = drop(graph, {n: Frozen("", "not tried yet", "") for n in names if n != name and n not in proven})
-        why = trial.fails(tried, [*proven, name])
+
+    def sift(some: list[str]) -> None:
+        others = {n: Frozen("", "not tried yet", "") for n in names if n not in some and n not in proven}
+        why = trial.fails(drop(graph, others), [*proven, *some])
         if why is None:
-            proven.append(name)
+            proven.extend(some)
+        elif len(some) == 1:
+            gone[some[0]] = Frozen("", why, "")
         else:
-            gone[name] = Frozen("", why, "")
-    return drop(graph, gone)
+            sift(some[: len(some) // 2])
+            sift(some[len(some) // 2 :])
+
+    sift(names)
+    return replace(drop(graph, gone), form="graph" if trial.exported is not None else "eager")
+
+
+def holds(model: nn.Module, graph: Graph, keep: Keep, example: Any) -> str | None:
+    """Does a model's own code run, and equally, with a Keep's units alone? What goes wrong, or None."""
+    return _trial(model, Inputs.of(example)).differs(graph, keep)
 
 
 @dataclass(frozen=True)
@@ -149,6 +166,7 @@ class _Trial:
     whole: list[Tensor]  # what the model gives for them with all its units
     precision: torch.dtype | None
     tolerance: float
+    exported: Exported | None = None  # try in the graph form
 
     def run(self, model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> list[Tensor]:
         return outputs(model, self.inputs, weights, precision=self.precision)
@@ -173,12 +191,16 @@ class _Trial:
             under = spread(both.base, units).bool()
             if not (units[str(both.fine.group)] & under).any():
                 units[str(both.fine.group)][under.nonzero()[0]] = True
-        keep = Keep(graph, units).closed()
+        return self.differs(graph, Keep(graph, units).closed())
+
+    def differs(self, graph: Graph, keep: Keep) -> str | None:
+        """Remove what a Keep does not keep; say what goes wrong, or None."""
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-        masked = mask_consumers(graph, keep, tensors)
+        masked = mask_sites(graph, keep, tensors)
         try:
-            small = self.run(slice_model(self.model, graph, keep))
-        except PrunusError:
+            module = slice_model(self.model, graph, keep)
+            small = self.run(module if self.exported is None else self.exported.shrunk(graph, keep, module))
+        except ModelError:
             raise
         except Exception as error:
             return f"removal does not run ({said(error)})"
