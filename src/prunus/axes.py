@@ -305,15 +305,16 @@ class Keep:
     """Which units stay: a boolean tensor for every group, at least one unit in each.
 
     A Keep is the only thing that surgery sees, whatever method made it. `closed` removes what became useless: finer
-    units under a removed base, and units that nobody reads any more.
+    units under a removed base, and units that nobody reads any more; of a `rounded` one nothing, as its numbers are
+    round and what makes them up is read by nobody.
 
     >>> graph = Graph({}, (Group("conv1", 3, "map", (), (), ()),))
     >>> Keep(graph, {"conv1": torch.tensor([True, False, True])}).kept()
     {'conv1': [0, 2]}
     """
 
-    def __init__(self, graph: Graph, units: Mapping[str, Tensor]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, units: Mapping[str, Tensor], rounded: bool = False) -> None:
+        self.graph, self.rounded = graph, rounded
         self.units: dict[str, Tensor] = {}
         sizes = graph.sizes
         unknown = [name for name in units if name not in sizes]
@@ -358,6 +359,8 @@ class Keep:
 
     def closed(self) -> "Keep":
         """Remove what became useless; the result is what surgery removes and what the cost counts."""
+        if self.rounded:
+            return self
         units = dict(self.units)
         for _, both in self.graph.fine_axes():
             name = both.fine.group
