@@ -207,7 +207,8 @@ def _smaller(
     why = None
     if form != "graph":
         proven = graph.form == "eager" or not graph.groups or graph.scattered
-        why = None if proven else holds(model, graph, keep, inputs)
+        cut = "it cannot leave a branch out" if graph.closed_blocks(keep) else None
+        why = cut or (None if proven else holds(model, graph, keep, inputs))
         if why is None:
             try:
                 return small, check(model, weights, small, inputs), "eager"

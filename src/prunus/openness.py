@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from prunus.axes import Graph, factors, groups_of
 from prunus.gates import lay
 
-WIDTHS = frozenset({"map", "neuron", "input"})  # units whose number is a width of a layer, which `round_to` rounds
+WIDTHS = frozenset({"map", "neuron", "input", "feature", "width"})  # units whose number is a width of a layer, which `round_to` rounds
 TIE = 1e-9  # breaks ties between equal gates, by order; far below any difference that training makes
 
 
@@ -30,6 +30,7 @@ class Openness(nn.Module):
     tie: Tensor
     size: Tensor
     step: Tensor
+    vanishing: Tensor | None
 
     def __init__(self, graph: Graph, round_to: int = 1) -> None:
         super().__init__()
@@ -45,6 +46,8 @@ class Openness(nn.Module):
         steps = [round_to if group.unit in WIDTHS else 1 for group in graph.groups]
         self.register_buffer("size", lengths, persistent=False)
         self.register_buffer("step", torch.tensor(steps, dtype=torch.long), persistent=False)
+        vanishing = torch.tensor([group.vanishes for group in graph.groups], dtype=torch.bool)
+        self.register_buffer("vanishing", vanishing if bool(vanishing.any()) else None, persistent=False)
         self.register_buffer("tie", TIE * torch.arange(units, dtype=torch.float64), persistent=False)
         self.fine: list[tuple[int, int, str]] = []
         for k, (_, both) in enumerate(graph.fine_axes()):
@@ -71,9 +74,12 @@ class Openness(nn.Module):
         return location.detach().double() - self.tie
 
     def best(self, key: Tensor) -> Tensor:
-        """At every unit, the greatest key of its group."""
+        """At every unit, the greatest key of its group: who stays, if nobody else does."""
         best = torch.full((self.groups,), -torch.inf, dtype=key.dtype, device=key.device)
-        return best.scatter_reduce(0, self.segment, key, "amax").index_select(0, self.segment)
+        best = best.scatter_reduce(0, self.segment, key, "amax")
+        if self.vanishing is not None:  # of these none need stay
+            best = best.masked_fill(self.vanishing, torch.inf)
+        return best.index_select(0, self.segment)
 
     def kept(self, key: Tensor, threshold: float) -> Tensor:
         """The units that surgery keeps, 0 or 1."""

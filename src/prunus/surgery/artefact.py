@@ -43,6 +43,7 @@ def plan_of(graph: Graph, keep: Keep, form: str = "eager", inputs: Inputs | None
         "split": {module: to_json(term) for module, term in graph.split.items() if groups_of(term)},
         "aliases": graph.aliases,
         "scattered": graph.scattered,
+        "blocks": {tensor: list(names) for tensor, names in graph.blocks.items()},
         "form": form,
         "inputs": described(inputs) if form == "graph" and inputs is not None else None,
     }
@@ -155,6 +156,9 @@ def _graph(
     split = {module: from_json(term) for module, term in plan["split"].items()}
     sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
     sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
+    blocks = {tensor: tuple(names) for tensor, names in plan["blocks"].items()}
+    whole = {name for names in blocks.values() for name in names}
+    sizes |= dict.fromkeys(whole, 1)
     for module, term in split.items():
         if term.size != getattr(model.get_submodule(module), "groups", None):
             raise ArtefactError(f"The plan splits {module!r} into other groups than it has.")
@@ -162,7 +166,7 @@ def _graph(
     for name, group in plan["groups"].items():
         if sizes.get(name) != group["size"]:
             raise ArtefactError(f"The plan's group {name!r} does not have the size of its axes.")
-        groups.append(Group(name, sizes[name], "", (), (), ()))
+        groups.append(Group(name, sizes[name], "block" if name in whole else "", (), (), ()))
         kept[name] = group["kept"]
         if not isinstance(kept[name], list) or len(set(kept[name])) < len(kept[name]):
             raise ArtefactError(f"The plan must list the units of {name!r} that stay, each once.")
@@ -192,6 +196,7 @@ def _graph(
         selections=plan["selections"],
         split=split,
         scattered=plan["scattered"],
+        blocks=blocks,
     )
     if graph.scattered:
         kept = {
