@@ -168,9 +168,9 @@ class Group:
     """Axes that can only shrink together.
 
     `members` are all its axes; `producers` those of weights that make the units; `consumers` the input axes of the
-    weights that read them. `sites` are where its gate acts, their terms naming what is gated there alone: the consumers,
-    because a unit gated there is ignored exactly, whatever stands between; the producers, where something adds up over
-    the units without a weight, so that dead ones must be zero. `unit` says what a unit is: map, neuron, head, ….
+    weights that read them. `sites` are where its gate acts, their terms naming what is gated there alone: the
+    consumers, because a unit gated there is ignored exactly, whatever stands between; the producers, where something
+    adds up over the units without a weight, so that dead ones must be zero. `unit` says what a unit is: map, neuron, head, ….
     `chain` lists the operations that couple its axes.
     """
 
@@ -200,11 +200,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """An axis that cannot shrink, the operation that froze it, and the module where that operation stands."""
+    """An axis that cannot shrink, the operation that froze it, and the module where that operation stands.
+
+    Where it could shrink had one asked for it, `units` says what to ask for.
+    """
 
     axis: str
     operation: str
     module: str
+    units: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,9 +240,9 @@ class Graph:
     weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
     grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
     name of a shared tensor to the name it goes by here. `entangled` are gated tensors that not only one plain layer
-    uses, so that a gate on the weight is not the same as one on that layer's input. `blocks` names, by tensor, the groups of
-    the branches that it stands in: it goes with any of them. `form` is what surgery was proved in:
-    "eager", the model's own code, or "graph", its exported operations.
+    uses, so that a gate on the weight is not the same as one on that layer's input. `blocks` names, by tensor, the
+    groups of the branches that it stands in: it goes with any of them. `form` is what surgery was proved in: "eager",
+    the model's own code, "graph", its exported operations, or "unproved", where there were no numbers to try with.
     """
 
     axes: dict[str, tuple[Term, ...]]

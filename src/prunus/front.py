@@ -36,10 +36,16 @@ def analyse_and_prove(
     freeze: str | Iterable[str] = (),
     form: str = "auto",
 ) -> Graph:
-    """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments."""
+    """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments.
+
+    A model on the meta device has no numbers to try with: its graph says so by its form.
+    """
     inputs = Inputs.of(example_inputs)
     _one_of("form", form)
     only, freeze = _patterns("only", only), _patterns("freeze", freeze)
+    if isinstance(model, nn.Module) and any(p.is_meta for p in model.parameters()):
+        graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
+        return replace(graph, form="unproved")
     _check(model, inputs)
     graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
     graph = prove(model, graph, inputs, form)
@@ -131,11 +137,13 @@ def gate(
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze, form=form)
+    if graph.form == "unproved":
+        raise ModelError("The model lies on the meta device, where it has no numbers to train: give it weights first.")
     if rescale:
         if model in _GATED:
             warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
         _GATED.add(model)
-    return Gated(
+    gated = Gated(
         model,
         graph,
         keep=keep,
@@ -145,13 +153,15 @@ def gate(
         per_example=per_example,
         round_to=round_to,
     )
+    gated.form = form
+    return gated
 
 
 def shrink(
     gated: Gated,
     example_inputs: Any,
     *,
-    form: str = "auto",
+    form: str | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     metric: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
@@ -168,6 +178,7 @@ def shrink(
         example_inputs: as for `gate`.
         form: "eager": the user's own class with smaller parameters; "graph": its exported operations with their sizes
             set anew, for what eager code cannot run smaller; "auto": eager where that runs and is equal, else graph.
+            By default what `gate` was asked for.
         evaluate: gives a model's metric on the test set; the receipt then holds it for the gated and the shrunk model.
         metric: what is known of the metric already: its `name`, and the `dense` model's value.
         run: what the receipt says of the run (seed, epochs, …).
@@ -183,6 +194,7 @@ def shrink(
     inputs = Inputs.of(example_inputs)
     batches = (batches,) if isinstance(batches, int) else tuple(batches)
     land(gated)
+    form = gated.form if form is None else form
     _one_of("form", form)
     keep = gated.keep()
     weights = gated.fold()
@@ -222,4 +234,3 @@ def _smaller(
             )
     program = Exported(model, inputs).shrunk(graph, keep, small)
     return program, check(model, weights, program, inputs), "graph"
-

@@ -114,6 +114,7 @@ class Gated(nn.Module):
         self._mask: Tensor | None = None
         self._noisy = True
         self.landing: dict[str, Any] | None = None
+        self.form = "auto"  # of surgery, as asked for
         _show_allocator()
         if rescale and self.units:
             with torch.no_grad():

@@ -9,7 +9,9 @@ from torch.nn import functional as F
 from prunus.axes import Graph, factors, groups_of
 from prunus.gates import lay
 
-WIDTHS = frozenset({"map", "neuron", "input", "feature", "width"})  # units whose number is a width of a layer, which `round_to` rounds
+WIDTHS = frozenset(
+    {"map", "neuron", "input", "feature", "width"}
+)  # units whose number is a width of a layer, which `round_to` rounds
 TIE = 1e-9  # breaks ties between equal gates, by order; far below any difference that training makes
 
 

@@ -54,7 +54,9 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         if group.name in gone:
             reason = gone[group.name]
             first = (group.members or (Axis(group.name, 0, Leaf(None, 1)),))[0]
-            frozen.append(Frozen(reason.axis or str(first), reason.operation, reason.module or first.tensor.rpartition(".")[0]))
+            frozen.append(
+                Frozen(reason.axis or str(first), reason.operation, reason.module or first.tensor.rpartition(".")[0])
+            )
     return replace(
         graph,
         axes={name: tuple(map(strip, terms)) for name, terms in graph.axes.items()},

@@ -1,4 +1,4 @@
-"""From a walked model to its `Graph`: name the groups, resolve what lies along every axis, say what is frozen and why."""
+"""From a walked model to its `Graph`: name the groups, resolve every axis, say what is frozen and why."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
@@ -26,7 +26,7 @@ from prunus.graph.analysis import Analysis, Usage
 from prunus.graph.blocks import Branch, branches
 from prunus.graph.chain import chains
 from prunus.graph.choose import choose
-from prunus.graph.kinds import EVERY, kinds_of
+from prunus.graph.kinds import EVERY, UNITS, kinds_of
 from prunus.graph.trace import Traced, trace
 from prunus.graph.unify import Reason, Var, atoms, find
 from prunus.graph.walk import walk
@@ -123,21 +123,24 @@ def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str,
             continue
         for dim, var in enumerate(state.tensors[tensor]):
             for atom in atoms(var):
-                loud = [reason for reason in atom.reasons if not reason.silent]
+                loud, ask = [reason for reason in atom.reasons if not reason.silent], ""
                 if not atom.reasons and id(atom) not in names:
-                    loud = [_not_chosen(atom, units.get(id(atom)), id(atom) in read)]
+                    reason, ask = _not_chosen(atom, units.get(id(atom)), id(atom) in read)
+                    loud = [reason]
                 if id(atom) not in seen and loud and atom.size > 1:
                     module = loud[0].module or _owner(tensor)
-                    found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module)] = None
+                    found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module, ask)] = None
                 seen.add(id(atom))
     return tuple(found)
 
 
-def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> Reason:
-    """Why an atom that nothing froze has no gates."""
+def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> tuple[Reason, str]:
+    """Why an atom that nothing froze has no gates, and which kind of units to ask for."""
     if unit is not None and (is_read or atom.sums):
-        return atom.sums[0] if atom.sums else Reason(f"units do not name {_kind(atom, unit)}s", "")
-    return Reason("no layer's own weight makes it" if is_read else "no layer reads it", "")
+        kind = _kind(atom, unit)
+        ask = next(word for word, kinds in UNITS.items() if kinds == {kind})
+        return (atom.sums[0] if atom.sums else Reason(f"units do not name {kind}s", "")), ask
+    return Reason("no layer's own weight makes it" if is_read else "no layer reads it", ""), ""
 
 
 def _works(
@@ -159,12 +162,16 @@ def _under(usage: Usage, cut: Sequence[Branch]) -> list[Term]:
     return [Leaf(b.name, 1) for b in cut if usage.node in b.nodes and usage.weight not in b.tensors]
 
 
-def _block(branch: Branch) -> Group:
+def _block(branch: Branch, state: Analysis) -> Group:
     """A branch as a group of one unit, whose gate acts on the whole of its last layer's weight and bias."""
     whole = Leaf(branch.name, 1)
     members = tuple(Axis(tensor, -1, whole) for tensor in branch.tensors)
     sites = tuple(Axis(tensor, -1, whole) for tensor in branch.sites)
-    return Group(branch.name, 1, "block", members, (), (), sites)
+    nodes = {node.name: node for node in state.traced.nodes}
+    steps = [Step("passes", nodes[name].op, nodes[name].module) for name in branch.nodes]
+    added = nodes[branch.addition]
+    chain = (*steps, Step("joins", added.op, added.module))
+    return Group(branch.name, 1, "block", members, (), (), sites, chain)
 
 
 def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
@@ -184,13 +191,14 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
         axes[weight] = (axes[weight][0], term)
         consumers[weight, 1] = sites[weight, 1] = term
         axis = Axis(weight, 1, term)
-        extra.append(Group(group, base.size, "input", (axis,), (), (axis,), (axis,)))
+        steps = (Step("reads", "aten.linear.default", module),)
+        extra.append(Group(group, base.size, "input", (axis,), (), (axis,), (axis,), steps))
     selected = {f"{module}.weight[1]" for module in selections}
     units = dict(names.values())
     way = chains(traced, state, names)
     groups = [_group(name, units[name], axes, consumers, sites, way.get(name, ()), state) for name in units]
     cut = branches(state) if "block" in kinds else []
-    extra += [_block(branch) for branch in cut]
+    extra += [_block(branch, state) for branch in cut]
     order = _reading_order(state, [*groups, *extra])
     return Graph(
         axes=axes,
@@ -207,9 +215,7 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
     )
 
 
-def _sites(
-    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]
-) -> dict[tuple[str, int], Term]:
+def _sites(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> dict[tuple[str, int], Term]:
     """Where gates act, with terms that name what is gated there alone.
 
     At the readers, or at everything that makes units whose dead ones must be zero: weights, biases, tables, tensors
@@ -224,7 +230,10 @@ def _sites(
     read = {(c.tensor, c.dim) for c in state.contractions}
     made = {(tensor, dim) for tensor, dim, _ in state.produced}
     for tensor, stored in traced.tensors.items():
-        only_scales = {role.split(".")[1] for role, _ in state.uses.get(tensor, []) if "." in role} <= {"mul", "rms_norm"}
+        only_scales = {role.split(".")[1] for role, _ in state.uses.get(tensor, []) if "." in role} <= {
+            "mul",
+            "rms_norm",
+        }
         for dim, var in enumerate(state.tensors[tensor]):
             inside = {id(atom) for atom in atoms(var)} & summed & set(names)
             makes = (tensor, dim) in made or ((tensor, dim) not in read and not only_scales)
@@ -322,7 +331,9 @@ def _selections(
             continue
         base = axes[c.tensor][1]
         from_input = all(
-            id(a) in names or a.size == 1 or (a.reasons and all(r.operation == "network input" or r.silent for r in a.reasons))
+            id(a) in names
+            or a.size == 1
+            or (a.reasons and all(r.operation == "network input" or r.silent for r in a.reasons))
             for a in atoms(c.axis)
         )
         grouped = groups_of(base)

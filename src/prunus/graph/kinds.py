@@ -22,7 +22,7 @@ EVERY = frozenset().union(*UNITS.values())
 
 
 def kinds_of(units: str | Iterable[str]) -> frozenset[str]:
-    """The kinds of units that are asked for, by one word or several.
+    """The kinds of units that are asked for, by one word or several (a list, or one string with commas).
 
     - "structured" (the default): maps of convolutions, neurons of linear layers, features of embeddings, whole
       attention heads, and the input features of linear layers that can be gated finer than any producer can shrink,
@@ -36,7 +36,9 @@ def kinds_of(units: str | Iterable[str]) -> frozenset[str]:
     >>> sorted(kinds_of(["heads", "neurons"]))
     ['head', 'neuron']
     """
-    words = [units] if isinstance(units, str) else list(units)
+    words = []
+    for word in [units] if isinstance(units, str) or not isinstance(units, Iterable) else units:
+        words += word.replace(" ", "").split(",") if isinstance(word, str) else [word]
     for word in words:
         if not isinstance(word, str) or word not in UNITS:
             raise ModelError(f"units={word!r} is not a kind of unit; {nearest(str(word), UNITS)}.")

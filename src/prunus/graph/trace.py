@@ -277,13 +277,9 @@ def trace(
         elif shape is not None:
             (inputs if spec.kind == InputKind.USER_INPUT else constants)[name] = shape
     nodes, outputs = _listed(program.graph, {n: n.name for n in program.graph.nodes}, constants)
-    first = next(
-        (t for t in tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None
-    )
+    first = next((t for t in tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None)
     batch = int(first.shape[0]) if first is not None and first.dim() > 0 else 1
     modules = {
         name: type(module).__module__ + "." + type(module).__qualname__ for name, module in model.named_modules()
     }
-    return Traced(
-        tuple(nodes), parameters, constants, inputs, outputs, tensors, aliases, batch, modules, program
-    )
+    return Traced(tuple(nodes), parameters, constants, inputs, outputs, tensors, aliases, batch, modules, program)

@@ -74,8 +74,8 @@ def save(small: nn.Module, path: str | Path) -> None:
         tensors[name] = value.clone()
     if plan["form"] == "graph" and plan["inputs"] is None:
         raise ModelError(
-            "This shrunk program cannot be saved: its example inputs hold objects that are no tensors, numbers or words, "
-            "and loading it needs inputs like them. torch.export.save(torch.export.export(...)) can keep it."
+            "This shrunk program cannot be saved: its example inputs hold objects that are no tensors, numbers or "
+            "words, and loading it needs inputs like them. torch.export.save(torch.export.export(...)) can keep it."
         )
     slim = dict(plan)
     if plan["scattered"]:  # the places say it already

@@ -1,7 +1,7 @@
 """The graph form of a shrunk model: its exported operations with every literal set anew, as a plain module.
 
-Eager code may hold sizes as numbers, in a view or a split, and then cannot run smaller. In the exported graph every such
-number stands at an axis that the analysis knows, so it can be set exactly. The result is a `torch.nn.Module` with the
+Eager code may hold sizes as numbers, in a view or a split, and then cannot run smaller. In the exported graph every
+such number stands at an axis that the analysis knows, so it can be set exactly. The result is a `torch.nn.Module` with the
 model's own parameter names: it trains (dropout and batch norm follow `train()` and `eval()`), moves, copies, is saved
 and exported like any other, and takes batches of any size where the model's code does.
 """

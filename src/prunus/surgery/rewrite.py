@@ -1,4 +1,4 @@
-"""Setting the literals of an exported graph: one entry an operation that holds a size, each read off the axis it stands at."""
+"""Setting the literals of an exported graph: an entry an operation that holds a size, read off the axis it stands at."""
 
 import math
 import operator
@@ -21,7 +21,7 @@ GROUPS = 6  # the argument of a convolution that counts its groups
 
 
 class Rewriting:
-    """What it takes to set literals: the walked analysis, the names of groups, the Keep, and the nodes to be changed."""
+    """What it takes to set literals: the walked analysis, the names of groups, the Keep, the nodes to be changed."""
 
     def __init__(
         self,
