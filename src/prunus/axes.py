@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from prunus.errors import ArtefactError, ModelError
+from prunus.scatter import Scattered
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +165,7 @@ class Group:
 
     `members` are all its axes; `producers` those of weights that make the units; `consumers` the input axes of the
     weights that read them, which is where its gate acts: a unit gated there is ignored exactly, whatever stands between
-    producer and consumer. `unit` says what a unit is: map, neuron, input or weight.
+    producer and consumer. `unit` says what a unit is: map, neuron, input, weight or block.
     """
 
     name: str
@@ -209,10 +210,10 @@ class Graph:
     """What the analysis says of a model: where its units lie, what couples them, and what they cost.
 
     `axes` holds the terms of every tensor, one a dimension. `selections` names, by module, the groups of input features
-    that surgery removes by an index selection before the layer. `scattered` names, by tensor, the groups of single
-    weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
-    grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
-    name of a shared tensor to the name it goes by here.
+    that surgery removes by an index selection before the layer. `scattered` says, by tensor, how weights that become
+    exact zeros are grouped. `split` names, by module, what the number of groups of a grouped convolution counts.
+    `fixed_macs` are those of operations that no group touches. `aliases` maps every further name of a shared tensor to
+    the name it goes by here.
     """
 
     axes: dict[str, tuple[Term, ...]]
@@ -222,7 +223,7 @@ class Graph:
     tensors: dict[str, Stored] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     selections: dict[str, str] = field(default_factory=dict)
-    scattered: dict[str, str] = field(default_factory=dict)
+    scattered: dict[str, Scattered] = field(default_factory=dict)
     split: dict[str, Term] = field(default_factory=dict)
     fixed_macs: float = 0.0
 
@@ -256,7 +257,7 @@ class Graph:
         result: dict[str, list[tuple[Both, Tensor]]] = {}
         for group in self.groups:
             where = [(axis.tensor, axis.dim) for axis in group.consumers]
-            if where and group.unit not in ("input", "weight") and all(key in fine for key in where):
+            if where and group.unit not in ("input", "weight", "block") and all(key in fine for key in where):
                 result[group.name] = [(fine[key], owners(fine[key].base, group.name)) for key in where]
         return result
 

@@ -98,7 +98,10 @@ def gate(
         model: any module that `torch.export` takes; it will be trained in place, its state-dict keys stay.
         example_inputs: a tensor, a tuple of arguments, or a dict of named ones; the first dimension is the batch.
         units: "structured" (coupled groups, and input features of linear layers where these can be gated finer: the
-            papers' placement), "groups" (coupled groups alone), or "weights" (one gate a weight).
+            papers' placement), "groups" (coupled groups alone), "weights" (one gate a weight), blocks such as "16x16"
+            (one gate for so many rows and columns of a weight seen as outputs x (inputs x kernel); smaller ones at its
+            edges are groups of their own), or "2:4" (one gate a weight; of every four in a row at most two are open, in
+            training as in what is deployed). The last three leave exact zeros, not smaller tensors.
         only, freeze: patterns of group or module names to gate alone, or not to gate.
         keep: initial keep probability in the papers' sense, of all gates or by pattern: a gate's location is its logit.
             Stretching opens more gates than that; P(z != 0) starts at 0.83 for 0.5.

@@ -31,7 +31,8 @@ Input = Annotated[
     str | None, typer.Option("--input", metavar="SHAPE", help="shape of example inputs, the batch first: 2x3x32x32")
 ]
 Units = Annotated[
-    str | None, typer.Option(metavar="KIND", help="what gets gates: structured (the default), groups or weights")
+    str | None,
+    typer.Option(metavar="KIND", help="what gets gates: structured (the default), groups, weights, 16x16 or 2:4"),
 ]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 and so on; the fastest there is by default")

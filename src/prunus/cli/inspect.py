@@ -97,9 +97,10 @@ def _groups(graph: Graph, found: Shares) -> Table:
     table.columns[2].justify = "left"
     table.columns[5].justify = "left"
     table.columns[5].no_wrap = False
+    alone = {name: layout for layout in graph.scattered.values() for name in layout.groups}
     for group in graph.groups:
         share = found.groups[group.name]
-        members = ", ".join(str(axis) for axis in group.members) or "its weights one by one"
+        members = ", ".join(str(axis) for axis in group.members) or str(alone[group.name])
         table.add_row(
             Text(group.name), f"{group.size:,}", f"{group.unit}s" if group.size != 1 else group.unit,
             f"{share['params']:.1%}", f"{share['macs']:.1%}", Text(members),

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from math import prod
 from typing import Any
 
 from torch import nn
@@ -14,6 +13,7 @@ from prunus.graph.analysis import Analysis, references
 from prunus.graph.rules import apply
 from prunus.graph.trace import Traced, trace
 from prunus.graph.unify import Reason, Var, atoms, find, freeze
+from prunus.scatter import Scattered, laid_out, read
 
 UNITS = ("structured", "groups", "weights")
 
@@ -34,18 +34,18 @@ def analyse(
         args, kwargs: example inputs.
         units: "structured": coupled groups, and the input features of linear layers where these can be gated finer than
             any producer can shrink (network inputs, flattened maps), which is the papers' placement; "groups": coupled
-            groups alone; "weights": one gate a weight.
+            groups alone; "weights": one gate a weight; "16x16": one gate a block of so many rows and columns of a
+            weight; "2:4": one gate a weight, of which at most two of every four in a row stay.
         only: patterns of group or module names; everything else is frozen.
         freeze_names: patterns of group or module names to freeze.
 
     Raises:
         ModelError: the model cannot be exported, or a pattern names nothing.
     """
-    if units not in UNITS:
-        raise ModelError(f"units={units!r} is not a kind of unit; {nearest(units, UNITS)}.")
+    kind = read(units, UNITS)
     traced = trace(model, args, kwargs)
     state = walk(traced)
-    graph = _weights_graph(traced, state) if units == "weights" else _build(traced, state, fine=units == "structured")
+    graph = _weights_graph(traced, state, kind) if kind else _build(traced, state, fine=units == "structured")
     return choose(graph, only, freeze_names)
 
 
@@ -282,29 +282,43 @@ def _names(term: Term) -> list[str]:
     return [name for part in parts for name in _names(part)]
 
 
-def _weights_graph(traced: Traced, state: Analysis) -> Graph:
-    """One gate a weight, on every weight that a linear layer or a convolution multiplies with."""
-    scattered: dict[str, str] = {}
+def _weights_graph(traced: Traced, state: Analysis, kind: Scattered) -> Graph:
+    """Gates on single weights or blocks of every weight that a linear layer or a convolution multiplies with."""
+    scattered: dict[str, Scattered] = {}
+    frozen: dict[str, Frozen] = {}
     groups = []
     for usage in state.usages:  # depthwise convolutions too, which contract nothing
         name = usage.weight
         if not name or name in scattered or len({role for role, _ in state.uses[name]}) > 1:
             continue
-        scattered[name] = name
-        size = prod(traced.tensors[name].shape)
-        groups.append(Group(name, size, "weight", (), (), ()))
+        shape = traced.tensors[name].shape
+        layout = laid_out(kind, name, shape)
+        if kind.most and any(c.dim != 1 or not _in_rows(c.node.base) for c in state.contractions if c.tensor == name):
+            layout = "its inputs do not lie along its rows"
+        if isinstance(layout, str):
+            frozen[name] = Frozen(name, layout, _owner(name))
+            continue
+        scattered[name] = layout
+        unit = "weight" if kind.block == (1, 1) else "block"
+        groups += [Group(group, size, unit, (), (), ()) for group, size in layout.units(shape).items()]
     axes: dict[str, tuple[Term, ...]] = {
         name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()
     }
     return Graph(
         axes=axes,
         groups=tuple(groups),
+        frozen=tuple(frozen.values()),
         works=_works(traced, state, {}),
         tensors=traced.tensors,
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         scattered=scattered,
     )
+
+
+def _in_rows(operation: str) -> bool:
+    """Does it read a weight's rows, each whole, in order: as a linear layer and a convolution do?"""
+    return operation == "linear" or operation.startswith("conv")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -368,5 +382,9 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         works=tuple(replace(work, positions=tuple(map(strip, work.positions))) for work in graph.works),
         split={module: strip(term) for module, term in graph.split.items()},
         selections={module: name for module, name in graph.selections.items() if name not in gone},
-        scattered={tensor: name for tensor, name in graph.scattered.items() if name not in gone},
+        scattered={
+            tensor: rest
+            for tensor, rest in ((tensor, layout.without(gone)) for tensor, layout in graph.scattered.items())
+            if any(rest.groups)
+        },
     )
