@@ -115,7 +115,10 @@ def gate(
         units: kinds of units, one word or several: "structured" (maps, neurons, features, whole attention heads, and
             input features of linear layers where these can be gated finer: the papers' placement), "groups" (the same
             without input features), any of "maps", "neurons", "features", "heads", "inputs", "head_dims", "width" and
-            "blocks", or "weights" (one gate a weight).
+            "branches"; or, by itself, "weights" (one gate a weight), blocks such as "16x16" (one gate for so many rows
+            and columns of a weight seen as outputs x (inputs x kernel); smaller ones at its edges are groups of their
+            own), or "2:4" (one gate a weight; of every four in a row at most two are open, in training as in what is
+            deployed). These three leave exact zeros, not smaller tensors.
         only, freeze: patterns of group or module names to gate alone, or not to gate.
         form: "eager" gates what the model's own code can run without, "graph" what its exported operations can, "auto"
             (the default) takes the model's own code where that runs smaller and comes out equal, else its operations.
@@ -219,7 +222,7 @@ def _smaller(
     why = None
     if form != "graph":
         proven = graph.form == "eager" or not graph.groups or graph.scattered
-        cut = "it cannot leave a branch out" if graph.closed_blocks(keep) else None
+        cut = "it cannot leave a branch out" if graph.closed_branches(keep) else None
         why = cut or (None if proven else holds(model, graph, keep, inputs))
         if why is None:
             try:

@@ -121,7 +121,7 @@ class Budget:
         lowest = torch.full((gated.units,), gated.gates.low)
         device = gated.log_alpha.device
         self.reach: list[float] = self._rows(gated.open_units(lowest.to(device)).cpu()).tolist()
-        floor = self._rows(gated.gates.p_active(lowest)).tolist()
+        floor = self._rows(gated.openness.expected(gated.gates.p_active(lowest))).tolist()
         for k, line in enumerate(self.lines):
             limit, dense, least = float(self.limits[k]), self.dense[k], self.reach[k]
             if not dense:
@@ -186,6 +186,8 @@ class Budget:
             multipliers = self.multiplier.weight.detach()
             if self.extrapolate and self._previous is not None:
                 multipliers = (multipliers + self.dual_rate * self._previous).relu()
+            if self.gated.openness.most:  # whose probabilities are not each gate's own
+                return torch.dot(multipliers, self.state().violation)
             self._prepare()
             value, expected, deployed = _Pressure.apply(self.gated.log_alpha, multipliers, self)
             self._see(expected, deployed)

@@ -34,8 +34,8 @@ Units = Annotated[
     str | None,
     typer.Option(
         metavar="KINDS",
-        help="what gets gates: structured (the default), groups, weights, or some of maps, neurons, features, heads, "
-        "inputs, head_dims, width and blocks, with commas between them",
+        help="what gets gates: structured (the default), groups, or some of maps, neurons, features, heads, "
+        "inputs, head_dims, width and branches, with commas; or weights, 16x16, 2:4",
     ),
 ]
 Form = Annotated[

@@ -166,9 +166,10 @@ def _groups(graph: Graph, found: Shares) -> Table:
     table.columns[2].justify = "left"
     table.columns[5].justify = "left"
     table.columns[5].no_wrap = False
+    alone = {name: layout for layout in graph.scattered.values() for name in layout.groups}
     for group in graph.groups:
         share = found.groups[group.name]
-        members = ", ".join(map(_axis, group.members[:SHOWN_MEMBERS])) or "its weights one by one"
+        members = ", ".join(map(_axis, group.members[:SHOWN_MEMBERS])) or str(alone[group.name])
         if len(group.members) > SHOWN_MEMBERS:
             members += f" and {len(group.members) - SHOWN_MEMBERS} more"
         table.add_row(

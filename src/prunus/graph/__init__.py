@@ -1,7 +1,7 @@
 """Graph analysis: from a model and example inputs to the groups that can shrink, exactly or not at all."""
 
 from prunus.graph.analysis import Analysis
-from prunus.graph.blocks import Branch, branches
+from prunus.graph.branches import Branch, branches
 from prunus.graph.choose import drop, matches
 from prunus.graph.couple import analyse, named_groups, resolve
 from prunus.graph.kinds import UNITS

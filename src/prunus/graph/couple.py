@@ -1,7 +1,6 @@
 """From a walked model to its `Graph`: name the groups, resolve every axis, say what is frozen and why."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
 from typing import Any
 
 from torch import nn
@@ -23,13 +22,14 @@ from prunus.axes import (
     simplified,
 )
 from prunus.graph.analysis import Analysis, Usage
-from prunus.graph.blocks import Branch, branches
+from prunus.graph.branches import Branch, branches
 from prunus.graph.chain import chains
 from prunus.graph.choose import choose
 from prunus.graph.kinds import EVERY, UNITS, kinds_of
 from prunus.graph.trace import Traced, trace
 from prunus.graph.unify import Reason, Var, atoms, find
 from prunus.graph.walk import walk
+from prunus.scatter import Scattered, laid_out, read
 
 PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -48,17 +48,20 @@ def analyse(
     Args:
         model: any module that `torch.export` takes.
         args, kwargs: example inputs.
-        units: kinds of units, see `prunus.graph.kinds`.
+        units: kinds of units, see `prunus.graph.kinds`; or, by itself, "weights" (one gate a weight), "16x16" (one gate
+            a block of so many rows and columns of a weight), "2:4" (one gate a weight, of which at most two of every
+            four in a row stay).
         only: patterns of group or module names; everything else is frozen.
         freeze_names: patterns of group or module names to freeze.
 
     Raises:
         ModelError: the model cannot be exported, or a pattern names nothing.
     """
-    kinds = kinds_of(units)
+    kind = read(units)
+    kinds = kinds_of(units) if kind is None else frozenset()
     traced = trace(model, args, kwargs)
     state = walk(traced)
-    graph = _weights_graph(traced, state) if "weight" in kinds else _build(traced, state, kinds)
+    graph = _weights_graph(traced, state, kind) if kind is not None else _build(traced, state, kinds)
     return choose(graph, only, freeze_names)
 
 
@@ -162,7 +165,7 @@ def _under(usage: Usage, cut: Sequence[Branch]) -> list[Term]:
     return [Leaf(b.name, 1) for b in cut if usage.node in b.nodes and usage.weight not in b.tensors]
 
 
-def _block(branch: Branch, state: Analysis) -> Group:
+def _branch_group(branch: Branch, state: Analysis) -> Group:
     """A branch as a group of one unit, whose gate acts on the whole of its last layer's weight and bias."""
     whole = Leaf(branch.name, 1)
     members = tuple(Axis(tensor, -1, whole) for tensor in branch.tensors)
@@ -171,7 +174,7 @@ def _block(branch: Branch, state: Analysis) -> Group:
     steps = [Step("passes", nodes[name].op, nodes[name].module) for name in branch.nodes]
     added = nodes[branch.addition]
     chain = (*steps, Step("joins", added.op, added.module))
-    return Group(branch.name, 1, "block", members, (), (), sites, chain)
+    return Group(branch.name, 1, "branch", members, (), (), sites, chain)
 
 
 def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
@@ -197,8 +200,8 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
     units = dict(names.values())
     way = chains(traced, state, names)
     groups = [_group(name, units[name], axes, consumers, sites, way.get(name, ()), state) for name in units]
-    cut = branches(state) if "block" in kinds else []
-    extra += [_block(branch, state) for branch in cut]
+    cut = branches(state) if "branch" in kinds else []
+    extra += [_branch_group(branch, state) for branch in cut]
     order = _reading_order(state, [*groups, *extra])
     return Graph(
         axes=axes,
@@ -209,7 +212,7 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         selections=selections,
-        blocks={tensor: tuple(b.name for b in cut if tensor in b.tensors) for b in cut for tensor in b.tensors},
+        branches={tensor: tuple(b.name for b in cut if tensor in b.tensors) for b in cut for tensor in b.tensors},
         split={module: resolve(var, names) for module, var in state.split.items()},
         entangled=(*_entangled(state, sites), *(tensor for branch in cut for tensor in branch.sites)),
     )
@@ -361,26 +364,40 @@ def _names(term: Term) -> list[str]:
     return [name for part in parts for name in _names(part)]
 
 
-def _weights_graph(traced: Traced, state: Analysis) -> Graph:
-    """One gate a weight, on every weight that a linear layer or a convolution multiplies with."""
-    scattered: dict[str, str] = {}
+def _weights_graph(traced: Traced, state: Analysis, kind: Scattered) -> Graph:
+    """Gates on single weights or blocks of every weight that a linear layer or a convolution multiplies with."""
+    scattered: dict[str, Scattered] = {}
+    frozen: dict[str, Frozen] = {}
     groups = []
     for usage in state.usages:  # depthwise convolutions too, which contract nothing
         name = usage.weight
         if not name or name in scattered or len({role for role, _ in state.uses[name]}) > 1:
             continue
-        scattered[name] = name
-        size = prod(traced.tensors[name].shape)
-        groups.append(Group(name, size, "weight", (), (), ()))
+        shape = traced.tensors[name].shape
+        layout = laid_out(kind, name, shape)
+        if kind.most and any(c.dim != 1 or not _in_rows(c.node.base) for c in state.contractions if c.tensor == name):
+            layout = "its inputs do not lie along its rows"
+        if isinstance(layout, str):
+            frozen[name] = Frozen(name, layout, _owner(name))
+            continue
+        scattered[name] = layout
+        unit = "weight" if kind.block == (1, 1) else "block"
+        groups += [Group(group, size, unit, (), (), ()) for group, size in layout.units(shape).items()]
     axes: dict[str, tuple[Term, ...]] = {
         name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()
     }
     return Graph(
         axes=axes,
         groups=tuple(groups),
+        frozen=tuple(frozen.values()),
         works=_works(traced, state, {}),
         tensors=traced.tensors,
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         scattered=scattered,
     )
+
+
+def _in_rows(operation: str) -> bool:
+    """Does it read a weight's rows, each whole, in order: as a linear layer and a convolution do?"""
+    return operation == "linear" or operation.startswith("conv")

@@ -1,4 +1,4 @@
-"""Setting the literals of an exported graph: an entry an operation that holds a size, read off the axis it stands at."""
+"""Setting the literals of an exported graph: an entry an operation that holds a size, read off its axis."""
 
 import math
 import operator
