@@ -211,13 +211,16 @@ def shared(p: Tensor, n: int, m: int) -> Tensor:
     min(n, K) stay, and E[min(n, K)] = n - sum_{j<n} (n - j) P(K = j) is exact. It is shared out among the m in
     proportion to their own probabilities: sums over them, which is all that costs count, are exact.
 
+    The gradient takes that proportion as given. The sum's own derivative in p_i is the probability that fewer than n
+    others are open: with many open it vanishes, and no pressure would ever close a gate.
+
     >>> shared(torch.tensor([1.0, 1.0, 1.0, 1.0, 0.5, 0.0, 0.0, 0.0]), 2, 4).tolist()
     [0.5, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0, 0.0]
     """
-    rows = p.reshape(-1, m)
+    rows = p.detach().reshape(-1, m)
     there = [torch.ones_like(rows[:, 0])] + [torch.zeros_like(rows[:, 0])] * (n - 1)  # P(K = j) for j < n
     for q in rows.unbind(1):
         there = [at * (1 - q) + (there[j - 1] * q if j else 0) for j, at in enumerate(there)]
     stay = n - sum((n - j) * at for j, at in enumerate(there))
     factor = torch.as_tensor(stay) / rows.sum(1).clamp(min=torch.finfo(p.dtype).tiny)
-    return (rows * factor[:, None]).reshape(p.shape)
+    return (p.reshape(-1, m) * factor[:, None]).reshape(p.shape)
