@@ -11,7 +11,7 @@ LAYERS = [
     ["scatter"],
     ["axes", "record", "files", "measure", "models", "moments", "extrapolation"],
     ["rows", "graph", "gates", "data", "sealed"],
-    ["cost", "openness"],
+    ["cost", "openness", "rounds"],
     ["gated", "surgery"],
     ["budget"],
     ["landing", "methods", "receipt"],

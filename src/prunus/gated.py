@@ -8,7 +8,7 @@ whose gate is zero is ignored exactly, whatever stands between its producer and 
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunus.axes import Axis, Graph, Keep, factors
+from prunus.axes import Graph, Keep
 from prunus.cost import MEASURES, Cost
 from prunus.errors import ModelError, is_number, nearest
 from prunus.gates import (
@@ -33,24 +33,10 @@ from prunus.gates import (
 from prunus.graph import matches, stored_tensors
 from prunus.measure import batch_size, rounded
 from prunus.openness import Openness, whole_step
+from prunus.rounds import Round, rounds_of
 
 CLOSED = 1e3  # below every log alpha, and small enough that ties among closed gates are still broken
 NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
-
-
-@dataclass(frozen=True)
-class _Round:
-    """Gated axes of different weights: the name of the buffer that numbers their gates, the weights, the layout."""
-
-    index: str
-    names: list[str]
-    places: list[tuple[nn.Module, str]]
-    lengths: list[int]
-    shapes: list[tuple[int, ...]]
-
-    def weights(self) -> list[Any]:
-        """The weights as they are now."""
-        return [module._parameters[leaf] for module, leaf in self.places]
 
 
 class Gated(nn.Module):
@@ -152,31 +138,12 @@ class Gated(nn.Module):
 
         A weight that carries gates along two dimensions is multiplied in two rounds.
         """
-        rounds: list[list[Axis]] = []
-        for axis in self.graph.sites():
-            free = next((one for one in rounds if all(axis.tensor != other.tensor for other in one)), None)
-            rounds.append([axis]) if free is None else free.append(axis)
-        self._rounds = [self._round(number, axes) for number, axes in enumerate(rounds)]
+        self._rounds, indices = rounds_of(self.model, self.graph, self.cost.offsets, self.units)
+        for one, index in zip(self._rounds, indices, strict=True):
+            self.register_buffer(one.index, index, persistent=False)
         self.openness = Openness(self.graph, self.round_to)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
-
-    def _round(self, number: int, axes: list[Axis]) -> "_Round":
-        rows = [factors(axis.term, self.cost.offsets, self.units) for axis in axes]
-        depth = max(row.shape[0] for row in rows)
-        full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
-        index = torch.cat(full, dim=1)
-        plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
-        shapes = []
-        for axis in axes:
-            shape = [1] * len(self.graph.tensors[axis.tensor].shape)
-            shape[axis.dim] = -1
-            shapes.append(tuple(shape))
-        names = [axis.tensor for axis in axes]
-        paths = [name.rpartition(".") for name in names]
-        places = [(self.model.get_submodule(path), leaf) for path, _, leaf in paths]
-        self.register_buffer(f"_index{number}", None if plain else index, persistent=False)
-        return _Round(f"_index{number}", names, places, [axis.term.size for axis in axes], shapes)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -234,7 +201,7 @@ class Gated(nn.Module):
         for tensor, layout in self.graph.scattered.items():
             yield tensor, layout.over(parts, self.graph.tensors[tensor].shape)
 
-    def _laid_out(self, one: "_Round") -> Sites:
+    def _laid_out(self, one: Round) -> Sites:
         return Sites(getattr(self, one.index), one.lengths, one.shapes)
 
     def _sampled(self) -> dict[str, Tensor]:

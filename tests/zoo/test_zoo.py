@@ -1,5 +1,6 @@
 """The zoo: what each model's architecture says can shrink is found, counted, and removed exactly in both forms."""
 
+import copy
 import time
 from collections import Counter
 from functools import cache
@@ -138,7 +139,7 @@ def one_thread() -> Any:
     analyse(nn.Linear(3, 2), (torch.zeros(2, 3),))  # the first export loads what the others find loaded
     yield
     torch.set_num_threads(threads)
-    for remembered in (dense, analysed, proven, exported, gated_of):
+    for remembered in (dense, analysed, proven, exported, gated_of, half):
         remembered.cache_clear()
 
 
@@ -304,6 +305,80 @@ def test_head_dimensions_and_residual_streams_are_removed_exactly_too(name: str)
 def test_head_dimensions_and_residual_streams_are_proved_and_removed_at_every_density(name: str) -> None:
     graph = proven(name, EVERYTHING)
     assert units_of(graph) == STRUCTURED[name] | MORE[name]
-    assert graph.form == ("eager" if name in EAGER_WITH_EVERYTHING else "graph")
-    assert_equal_and_counted(name, graph.form, units=EVERYTHING)
+    assert graph.form == "graph"  # attention's own scale, and a mean over the stream, are those of the whole
     assert_equal_and_counted(name, "graph", units=EVERYTHING)
+
+
+# ---- what a shrunk model is good for ---------------------------------------------------------------------------------
+
+
+@cache
+def half(name: str, form: str) -> nn.Module:
+    """About half of everything removed; not to be changed."""
+    return shrunk(name, gated_at(name, 0.5), form).eval()
+
+
+def both_forms(test: Any) -> Any:
+    """Each model in the form that it is shrunk to; its graph form besides, where that is another, among the slow."""
+    cases = [pytest.param(name, "eager" if name in EAGER else "graph", id=name) for name in STRUCTURED]
+    more = [pytest.param(name, "graph", id=f"{name}-graph", marks=pytest.mark.slow) for name in sorted(EAGER)]
+    return pytest.mark.parametrize("name, form", [*cases, *more])(test)
+
+
+def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
+    """Gradients of a training step, by parameter."""
+    torch.manual_seed(0)
+    result = model.train()(*inputs.args, **inputs.kwargs)
+    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+    torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad]).sum().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@both_forms
+def test_gradients_reach_every_parameter_that_they_reached_before(name: str, form: str) -> None:
+    before = gradients(ZOO[name].make(), inputs_of(name))
+    after = gradients(copy.deepcopy(half(name, form)), inputs_of(name))
+    assert list(after) == list(before)
+    for parameter, gradient in before.items():
+        here = after[parameter]
+        assert (here is None) == (gradient is None), parameter
+        if here is not None and gradient is not None:
+            assert bool(here.isfinite().all())
+            assert bool(here.any()) or not bool(gradient.any()), parameter
+
+
+@both_forms
+def test_what_is_saved_comes_back_bit_for_bit(name: str, form: str, tmp_path: Path) -> None:
+    small, fresh = half(name, form), ZOO[name].make().eval()
+    saved = set(fresh.state_dict())
+    with torch.no_grad():
+        for tensor_name, tensor in [*fresh.named_parameters(), *fresh.named_buffers()]:
+            if tensor_name in saved and tensor.is_floating_point():
+                tensor.mul_(0.5).add_(0.25)  # whatever was in it is not what comes back
+    prunus.save(small, tmp_path / "small.safetensors")
+    loaded = prunus.load(fresh, tmp_path / "small.safetensors")
+    one, two = small.state_dict(), loaded.state_dict()
+    assert list(one) == list(two)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    inputs = inputs_of(name)
+    wanted, found = outputs(small, inputs), outputs(loaded, inputs)
+    assert len(wanted) == len(found) > 0
+    assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+
+
+@both_forms
+def test_other_batches_run(name: str, form: str) -> None:
+    inputs, gated = inputs_of(name), gated_at(name, 0.5)
+    small = half(name, form)
+    for batch in (1, 3, 5):
+        one = Inputs(*with_batch(inputs.args, batch, inputs.kwargs))
+        assert max_rel_diff(outputs(gated, one), outputs(small, one)) <= TOLERANCE, batch
+
+
+@both_forms
+def test_pytorchs_own_counter_sees_the_same_macs(name: str, form: str) -> None:
+    inputs, small = inputs_of(name), half(name, form)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        small(*inputs.args, **inputs.kwargs)
+    seen = counter.get_total_flops() / 2 / 2
+    assert seen == count_macs(small, inputs.args, inputs.kwargs)

@@ -1,6 +1,6 @@
 """From a walked model to its `Graph`: name the groups, resolve every axis, say what is frozen and why."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -8,7 +8,6 @@ from torch import nn
 from prunus.axes import (
     Axis,
     Both,
-    Cat,
     Frozen,
     Graph,
     Group,
@@ -16,20 +15,20 @@ from prunus.axes import (
     Prod,
     Step,
     Term,
-    Work,
     groups_of,
     leaves,
-    simplified,
 )
-from prunus.graph.analysis import Analysis, Usage
+from prunus.graph.analysis import Analysis
 from prunus.graph.branches import Branch, branches
 from prunus.graph.chain import chains
 from prunus.graph.choose import choose
 from prunus.graph.kinds import EVERY, UNITS, kinds_of
+from prunus.graph.resolve import resolve, works_of
 from prunus.graph.trace import Traced, trace
-from prunus.graph.unify import Reason, Var, atoms, find
+from prunus.graph.unify import Reason, Var, atoms
 from prunus.graph.walk import walk
-from prunus.scatter import Scattered, laid_out, read
+from prunus.graph.weights import weights_graph
+from prunus.scatter import read
 
 PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -61,7 +60,7 @@ def analyse(
     kinds = kinds_of(units) if kind is None else frozenset()
     traced = trace(model, args, kwargs)
     state = walk(traced)
-    graph = _weights_graph(traced, state, kind) if kind is not None else _build(traced, state, kinds)
+    graph = weights_graph(traced, state, kind) if kind is not None else _build(traced, state, kinds)
     return choose(graph, only, freeze_names)
 
 
@@ -93,17 +92,6 @@ def _kind(atom: Var, unit: str) -> str:
 
 def _read(state: Analysis) -> set[int]:
     return {id(atom) for c in state.contractions for atom in atoms(c.axis)}
-
-
-def resolve(var: Var, names: Mapping[int, tuple[str, str]]) -> Term:
-    """What lies along an axis, in named groups and frozen positions."""
-    root = find(var)
-    if root.factors is not None:
-        return simplified(Prod(tuple(resolve(factor, names) for factor in root.factors)))
-    if root.segments is not None:
-        return simplified(Cat(tuple(resolve(segment, names) for segment in root.segments)))
-    known = names.get(id(root))
-    return Leaf(known[0] if known else None, root.size)
 
 
 def _contracted(whole: Var, part: Var, names: Mapping[int, tuple[str, str]]) -> Term:
@@ -144,25 +132,6 @@ def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> tuple[Reason, str
         ask = next(word for word, kinds in UNITS.items() if kinds == {kind})
         return (atom.sums[0] if atom.sums else Reason(f"units do not name {kind}s", "")), ask
     return Reason("no layer's own weight makes it" if is_read else "no layer reads it", ""), ""
-
-
-def _works(
-    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]], cut: Sequence[Branch] = ()
-) -> tuple[Work, ...]:
-    return tuple(
-        Work(
-            usage.module,
-            usage.weight,
-            (*(resolve(var, names) for var in usage.positions), *_under(usage, cut)),
-            traced.batch,
-        )
-        for usage in state.usages
-    )
-
-
-def _under(usage: Usage, cut: Sequence[Branch]) -> list[Term]:
-    """The branches in which a product stands, but that do not take its weight along already."""
-    return [Leaf(b.name, 1) for b in cut if usage.node in b.nodes and usage.weight not in b.tensors]
 
 
 def _branch_group(branch: Branch, state: Analysis) -> Group:
@@ -207,7 +176,7 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
         axes=axes,
         groups=tuple(sorted([*groups, *extra], key=lambda group: order[group.name])),
         frozen=tuple(f for f in _frozen_axes(traced, state, names) if f.axis not in selected),
-        works=_works(traced, state, names, cut),
+        works=works_of(traced, state, names, cut),
         tensors=traced.tensors,
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
@@ -362,42 +331,3 @@ def _names(term: Term) -> list[str]:
         (term.base, term.fine) if isinstance(term, Both) else term.factors if isinstance(term, Prod) else term.segments
     )
     return [name for part in parts for name in _names(part)]
-
-
-def _weights_graph(traced: Traced, state: Analysis, kind: Scattered) -> Graph:
-    """Gates on single weights or blocks of every weight that a linear layer or a convolution multiplies with."""
-    scattered: dict[str, Scattered] = {}
-    frozen: dict[str, Frozen] = {}
-    groups = []
-    for usage in state.usages:  # depthwise convolutions too, which contract nothing
-        name = usage.weight
-        if not name or name in scattered or len({role for role, _ in state.uses[name]}) > 1:
-            continue
-        shape = traced.tensors[name].shape
-        layout = laid_out(kind, name, shape)
-        if kind.most and any(c.dim != 1 or not _in_rows(c.node.base) for c in state.contractions if c.tensor == name):
-            layout = "its inputs do not lie along its rows"
-        if isinstance(layout, str):
-            frozen[name] = Frozen(name, layout, _owner(name))
-            continue
-        scattered[name] = layout
-        unit = "weight" if kind.block == (1, 1) else "block"
-        groups += [Group(group, size, unit, (), (), ()) for group, size in layout.units(shape).items()]
-    axes: dict[str, tuple[Term, ...]] = {
-        name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()
-    }
-    return Graph(
-        axes=axes,
-        groups=tuple(groups),
-        frozen=tuple(frozen.values()),
-        works=_works(traced, state, {}),
-        tensors=traced.tensors,
-        aliases=traced.aliases,
-        fixed_macs=state.fixed_macs / traced.batch,
-        scattered=scattered,
-    )
-
-
-def _in_rows(operation: str) -> bool:
-    """Does it read a weight's rows, each whole, in order: as a linear layer and a convolution do?"""
-    return operation == "linear" or operation.startswith("conv")
