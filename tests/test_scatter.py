@@ -121,7 +121,7 @@ def test_the_expected_count_is_the_mean_of_samples() -> None:
 def test_costs_are_what_is_in_the_weights_and_in_the_file(name: str, units: str, tmp_path: Path) -> None:
     """Parameters by counting weights at units that stay, bytes by the tensors of the file, MACs by uses of a weight."""
     gated = gated_model(name, units, 3)
-    kind, keep = read(units, ()), {group: set(kept) for group, kept in gated.keep().kept().items()}
+    kind, keep = read(units), {group: set(kept) for group, kept in gated.keep().kept().items()}
     assert kind is not None
     params, macs = 0, 0.0
     for tensor, weight in gated.model.named_parameters():
@@ -186,7 +186,7 @@ def is_within(weight: Tensor, n: int, m: int) -> bool:
 @pytest.mark.parametrize("units", ["2:4", "1:4", "1:2"])
 @pytest.mark.parametrize("shift", [-3.0, 0.0, 3.0])
 def test_no_more_than_n_of_every_m_weights_are_there(units: str, shift: float) -> None:
-    kind = read(units, ())
+    kind = read(units)
     assert kind is not None
     assert kind.most is not None
     for name, seed in itertools.product(MAKE, range(2)):

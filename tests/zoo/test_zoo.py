@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from zoo_models import ENTRIES, ZOO
 from zoo_random import normal
@@ -22,6 +23,7 @@ from prunus.graph import analyse
 from prunus.measure import count_bytes, count_macs, count_params, with_batch
 from prunus.surgery import Exported, Inputs, prove, slice_model
 from prunus.surgery.artefact import plan_of
+from prunus.surgery.slicing import kept_indices
 from prunus.surgery.verify import TOLERANCE, max_rel_diff, outputs
 
 Units = dict[str, tuple[int, int]]
@@ -123,6 +125,12 @@ EAGER = {
     "mobilenet_v3", "efficientnet", "densenet", "inception", "convnext", "unet", "unet_bilinear", "superres", "seg_fpn",
     "hf_bert", "hf_bert_eager", "hf_distilbert", "hf_vit", "shared_module", "tied_autoencoder", "tied_lm", "custom_op",
     "glu_mlp", "rms_net",
+}  # fmt: skip
+
+# What PyTorch's counter does not see into on a CPU: attention or an LSTM as one operation.
+FUSED = {
+    "vit", "torch_encoder", "torch_mha", "torch_decoder", "hf_bert", "hf_distilbert", "hf_gpt2", "hf_llama",
+    "hf_mistral", "hf_t5", "hf_vit", "hf_whisper", "conv_lstm",
 }  # fmt: skip
 
 DENSITIES = (0.9, 0.7, 0.5, 0.25, 0.0)  # 0.0: one unit left of every group
@@ -325,26 +333,42 @@ def both_forms(test: Any) -> Any:
     return pytest.mark.parametrize("name, form", [*cases, *more])(test)
 
 
-def gradients(model: nn.Module, inputs: Inputs) -> dict[str, Tensor | None]:
-    """Gradients of a training step, by parameter."""
-    torch.manual_seed(0)
-    result = model.train()(*inputs.args, **inputs.kwargs)
+def loss_of(result: Any) -> Tensor:
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-    torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad]).sum().backward()
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad]).sum()
 
 
 @both_forms
-def test_gradients_reach_every_parameter_that_they_reached_before(name: str, form: str) -> None:
-    before = gradients(ZOO[name].make(), inputs_of(name))
-    after = gradients(copy.deepcopy(half(name, form)), inputs_of(name))
-    assert list(after) == list(before)
-    for parameter, gradient in before.items():
-        here = after[parameter]
-        assert (here is None) == (gradient is None), parameter
-        if here is not None and gradient is not None:
-            assert bool(here.isfinite().all())
-            assert bool(here.any()) or not bool(gradient.any()), parameter
+def test_gradients_are_those_of_the_gated_model_where_units_stay(name: str, form: str) -> None:
+    """At every kept place of every parameter, and none for a parameter that had none."""
+    inputs, gated, small = inputs_of(name), gated_at(name, 0.5), copy.deepcopy(half(name, form))
+    folded = gated.fold()
+    weights = {n: folded.get(n, p).detach().clone().requires_grad_(p.requires_grad) for n, p in dense(name).named_parameters()}
+    loss_of(functional_call(dense(name), weights, inputs.args, dict(inputs.kwargs))).backward()
+    loss_of(small(*inputs.args, **inputs.kwargs)).backward()
+    stays = kept_indices(gated.graph, gated.keep())
+    parameters = dict(small.named_parameters())
+    assert list(parameters) == list(weights)
+    scale = max(float(w.grad.abs().max()) for w in weights.values() if w.grad is not None)
+    for parameter, weight in weights.items():
+        wanted, found = weight.grad, parameters[parameter].grad
+        assert (found is None) == (wanted is None), parameter
+        if wanted is None or found is None:
+            continue
+        for dim, index in enumerate(stays.get(parameter, [])):
+            wanted = wanted if index is None else wanted.index_select(dim, index)
+        assert float((wanted - found).abs().max()) <= 1e-4 * max(float(wanted.abs().max()), 1e-3 * scale), parameter
+
+
+@both_forms
+def test_a_training_step_runs_and_reaches_what_it_reached_before(name: str, form: str) -> None:
+    inputs, reached = inputs_of(name), []
+    for model in (ZOO[name].make(), copy.deepcopy(half(name, form))):
+        loss_of(model.train()(*inputs.args, **inputs.kwargs)).backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        assert all(bool(g.isfinite().all()) for g in grads.values())
+        reached.append(list(grads))
+    assert reached[0] == reached[1]
 
 
 @both_forms
@@ -380,5 +404,9 @@ def test_pytorchs_own_counter_sees_the_same_macs(name: str, form: str) -> None:
     inputs, small = inputs_of(name), half(name, form)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         small(*inputs.args, **inputs.kwargs)
-    seen = counter.get_total_flops() / 2 / 2
-    assert seen == count_macs(small, inputs.args, inputs.kwargs)
+    seen, batch = counter.get_total_flops() / 2, 2
+    counted = count_macs(small, inputs.args, inputs.kwargs)
+    if name in FUSED:
+        assert seen < batch * counted
+    else:
+        assert seen == batch * counted

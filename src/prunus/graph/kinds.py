@@ -37,7 +37,7 @@ def kinds_of(units: str | Iterable[str]) -> frozenset[str]:
     """
     words = []
     for word in [units] if isinstance(units, str) or not isinstance(units, Iterable) else units:
-        words += word.replace(" ", "").split(",") if isinstance(word, str) else [word]
+        words += [part.strip() for part in word.split(",")] if isinstance(word, str) else [word]
     for word in words:
         if not isinstance(word, str) or word not in UNITS:
             if re.fullmatch(r"weights|[0-9]+[x:][0-9]+", str(word)):

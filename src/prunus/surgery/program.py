@@ -174,8 +174,9 @@ class Call:
         if spec != self.inputs:
             raise ModelError("This shrunk program takes inputs of the same structure as the example inputs alone.")
         for leaf, fixed in zip(flat, self.fixed, strict=True):
-            if fixed is not None and leaf != fixed[0]:
-                raise ModelError(f"This shrunk program was exported with {fixed[0]!r}, which cannot become {leaf!r}.")
+            if fixed is not None and (isinstance(leaf, Tensor) or leaf != fixed[0]):
+                leaf = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
+                raise ModelError(f"This shrunk program was exported with {fixed[0]!r}, which cannot become {leaf}.")
         return flat
 
     def result(self, flat: Any) -> Any:

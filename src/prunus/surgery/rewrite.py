@@ -86,7 +86,7 @@ class Rewriting:
         graph = fx.graph
         last = [n for n in graph.nodes if n.op == "placeholder"][-1]
         with graph.inserting_after(last):
-            index = graph.placeholder(name.replace(".", "_"))
+            index = graph.placeholder("at_" + name.replace(".", "_"))
         with graph.inserting_before(fx):
             chosen = graph.call_function(torch.ops.aten.index_select.default, (fx.args[0], -1, index))
         fx.update_arg(0, chosen)
