@@ -122,6 +122,7 @@ def _facts(receipt: Mapping[str, Any]) -> list[tuple[str, Text]]:
     took = "" if seconds is None else f" in {seconds:.0f} s" if seconds < 90 else f" in {seconds / 60:.1f} minutes"
     return [
         ("equality", Text(same)),
+        *([("form", Text("graph: the model's exported operations, rewritten"))] if receipt["form"] == "graph" else []),
         ("landing", Text(f"closed {closed}")),
         ("run", Text(f"{_count(run['epochs'], 'epoch')}{took} on {run['device']}, seed {run['seed']}")),
     ]

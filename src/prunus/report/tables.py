@@ -78,6 +78,12 @@ def metric(run: Run) -> str:
     return table(["", "dense", "gated", "shrunk"], [[escape(m.name[:1].upper() + m.name[1:]), *values]])
 
 
+FORMS = {
+    "eager": " The shrunk model is of the dense one's own class.",
+    "graph": " The shrunk model is the dense one's exported operations, rewritten.",
+}
+
+
 def exactness(run: Run) -> str:
     """Whether the shrunk model equals the gated one, as a sentence."""
     found = as_record(run.receipt.get("exactness"))
@@ -88,7 +94,8 @@ def exactness(run: Run) -> str:
     largest, tolerance = numbers.small(found.get("max_rel_diff")), numbers.small(found.get("tolerance"))
     return (
         f'<p class="said">{mark} The outputs of the shrunk and of the gated model differ by at most {largest} '
-        f"(relative), over {inputs(found)}; up to {tolerance} is allowed.</p>"
+        f"(relative), over {inputs(found)}; up to {tolerance} is allowed."
+        f"{FORMS.get(str(run.receipt.get('form')), '')}</p>"
     )
 
 
@@ -172,6 +179,7 @@ def compare(runs: Sequence[Run]) -> str:
     add("Gates closed at landing", (numbers.count(closed(r)) for r in runs))
     exact = [as_record(r.receipt.get("exactness")) for r in runs]
     add("Largest relative difference", (numbers.small(e.get("max_rel_diff")) for e in exact))
+    add("Form", (_plain(r.receipt.get("form")) for r in runs))
     add("Epochs done", (numbers.count(len(r.epochs)) for r in runs))
     add("Time", (numbers.duration(r.details.get("seconds")) for r in runs))
     add("Seed", (_plain(r.details.get("seed")) for r in runs))
