@@ -15,6 +15,7 @@ from prunus import sealed
 from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.surgery.example import described, fabricated
+from prunus.surgery.known import count_of_groups
 from prunus.surgery.program import Exported
 from prunus.surgery.slicing import slice_model
 from prunus.surgery.trial import Inputs
@@ -113,11 +114,11 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
         raise ArtefactError(f"{path} belongs to another model: it knows nothing of the tensor {strange[0]!r}.")
     graph, keep = _graph(plan, model, dense, tensors)
     scattered = {name: _unpack(tensors, name, dense[name]) for name in graph.scattered}
-    small = slice_model(model, graph, keep)
+    if plan["form"] not in ("eager", "graph"):
+        raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
+    small = slice_model(model, graph, keep, form=plan["form"])
     if plan["form"] == "graph":
         small = Exported(model, fabricated(plan["inputs"], model)).shrunk(graph, keep, small)
-    elif plan["form"] != "eager":
-        raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
     own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
     given = {name: scattered.get(name, value) for name, value in tensors.items() if not name.endswith(":places")}
     missing = [name for name in own if name not in given] + [name for name in given if name not in own]
@@ -155,8 +156,10 @@ def _graph(
     split = {module: from_json(term) for module, term in plan["split"].items()}
     sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
     sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
+    counts = {module: count_of_groups(model.get_submodule(module)) for module in split}
+    split = {module: term for module, term in split.items() if counts[module] is not None}  # others: a function's own
     for module, term in split.items():
-        if term.size != getattr(model.get_submodule(module), "groups", None):
+        if term.size != counts[module]:
             raise ArtefactError(f"The plan splits {module!r} into other groups than it has.")
     groups, kept = [], {}
     for name, group in plan["groups"].items():
