@@ -183,6 +183,11 @@ class Group:
     sites: tuple[Axis, ...] = ()
     chain: tuple["Step", ...] = ()
 
+    @property
+    def vanishes(self) -> bool:
+        """Can all of it go? A branch beside a shortcut can; of layers one unit stays."""
+        return self.unit == "block"
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -231,7 +236,8 @@ class Graph:
     weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
     grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
     name of a shared tensor to the name it goes by here. `entangled` are gated tensors that not only one plain layer
-    uses, so that a gate on the weight is not the same as one on that layer's input. `form` is what surgery was proved in:
+    uses, so that a gate on the weight is not the same as one on that layer's input. `blocks` names, by tensor, the groups of
+    the branches that it stands in: it goes with any of them. `form` is what surgery was proved in:
     "eager", the model's own code, or "graph", its exported operations.
     """
 
@@ -246,6 +252,7 @@ class Graph:
     split: dict[str, Term] = field(default_factory=dict)
     fixed_macs: float = 0.0
     entangled: tuple[str, ...] = ()
+    blocks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     form: str = "eager"
 
     @property
@@ -263,6 +270,10 @@ class Graph:
     def sites(self) -> list[Axis]:
         """Where gates act, each place once."""
         return list({(a.tensor, a.dim): a for group in self.groups for a in group.sites}.values())
+
+    def closed_blocks(self, keep: "Keep") -> set[str]:
+        """The tensors that go with branches of which nothing stays."""
+        return {tensor for tensor, names in self.blocks.items() if not all(keep.units[n].any() for n in names)}
 
     def fine_axes(self) -> list[tuple[Axis, Both]]:
         """The axes on which a finer group lies over a base."""
@@ -305,15 +316,16 @@ class Keep:
     """Which units stay: a boolean tensor for every group, at least one unit in each.
 
     A Keep is the only thing that surgery sees, whatever method made it. `closed` removes what became useless: finer
-    units under a removed base, and units that nobody reads any more.
+    units under a removed base, and units that nobody reads any more; of a `rounded` one nothing, as its numbers are
+    round and what makes them up is read by nobody.
 
     >>> graph = Graph({}, (Group("conv1", 3, "map", (), (), ()),))
     >>> Keep(graph, {"conv1": torch.tensor([True, False, True])}).kept()
     {'conv1': [0, 2]}
     """
 
-    def __init__(self, graph: Graph, units: Mapping[str, Tensor]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, units: Mapping[str, Tensor], rounded: bool = False) -> None:
+        self.graph, self.rounded = graph, rounded
         self.units: dict[str, Tensor] = {}
         sizes = graph.sizes
         unknown = [name for name in units if name not in sizes]
@@ -327,7 +339,7 @@ class Keep:
             mask = mask.detach().to(device="cpu", dtype=torch.bool)
             if mask.shape != (size,):
                 raise ModelError(f"A Keep for the group {name!r} has shape {tuple(mask.shape)}; it has {size} units.")
-            if not mask.any():
+            if not mask.any() and not graph.group(name).vanishes:
                 raise ModelError(f"A Keep for the group {name!r} keeps no unit; at least one must stay.")
             self.units[name] = mask
 
@@ -340,7 +352,7 @@ class Keep:
             if name not in sizes:
                 raise ArtefactError(f"The plan names the group {name!r}, which it does not describe.")
             mask = torch.zeros(sizes[name], dtype=torch.bool)
-            if not isinstance(indices, list | tuple) or not indices:
+            if not isinstance(indices, list | tuple) or not (indices or graph.group(name).vanishes):
                 raise ArtefactError(f"The plan must list the units of {name!r} that stay, one at least.")
             if any(not isinstance(i, int) or isinstance(i, bool) or not 0 <= i < sizes[name] for i in indices):
                 raise ArtefactError(f"The plan keeps units of {name!r} outside 0..{sizes[name] - 1}.")
@@ -358,6 +370,8 @@ class Keep:
 
     def closed(self) -> "Keep":
         """Remove what became useless; the result is what surgery removes and what the cost counts."""
+        if self.rounded:
+            return self
         units = dict(self.units)
         for _, both in self.graph.fine_axes():
             name = both.fine.group

@@ -110,7 +110,7 @@ class Cost:
     def _tensor(self, name: str) -> Polynomial:
         if name in self.graph.scattered:
             return {(self.graph.scattered[name],): 1.0}
-        polynomial: Polynomial = {(): 1.0}
+        polynomial: Polynomial = {self.graph.blocks.get(name, ()): 1.0}
         for term in self.graph.axes[name]:
             polynomial = _times(polynomial, count(term))
         return polynomial

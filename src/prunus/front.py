@@ -96,6 +96,7 @@ def gate(
     gates: HardConcrete | None = None,
     estimate: Estimator = "median",
     per_example: bool = False,
+    round_to: int = 1,
 ) -> Gated:
     """Put gates on everything in a model that can shrink exactly.
 
@@ -118,6 +119,9 @@ def gate(
         gates: the gates' distribution; hard concrete with the papers' constants by default.
         estimate: the test-time gate: "median", or "noiseless" as 001 eq. 13 has it.
         per_example: one sample of the gates for every example instead of one a mini-batch.
+        round_to: the shrunk model's widths (numbers of maps, neurons and inputs of every group) are multiples of it, as
+            hardware likes them: 8, say. A group whose units all stay, or that is smaller than it, stays whole. Rounding
+            is up, so that units with closed gates stay to make up the number; budgets and landing count them.
 
     >>> import torch
     >>> gated = gate(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2)), torch.randn(4, 8))
@@ -131,7 +135,16 @@ def gate(
         if model in _GATED:
             warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
         _GATED.add(model)
-    return Gated(model, graph, keep=keep, rescale=rescale, gates=gates, estimate=estimate, per_example=per_example)
+    return Gated(
+        model,
+        graph,
+        keep=keep,
+        rescale=rescale,
+        gates=gates,
+        estimate=estimate,
+        per_example=per_example,
+        round_to=round_to,
+    )
 
 
 def shrink(
@@ -193,7 +206,8 @@ def _smaller(
     why = None
     if form != "graph":
         proven = graph.form == "eager" or not graph.groups or graph.scattered
-        why = None if proven else holds(model, graph, keep, inputs)
+        cut = "it cannot leave a branch out" if graph.closed_blocks(keep) else None
+        why = cut or (None if proven else holds(model, graph, keep, inputs))
         if why is None:
             small = slice_model(model, graph, keep, weights)
             try:

@@ -9,6 +9,7 @@ whose gate is zero is ignored exactly, whatever stands between its producer and 
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -64,6 +65,7 @@ class Gated(nn.Module):
         gates: the gates' distribution.
         estimate: the test-time gate, "median" or "noiseless" (001 eq. 13).
         per_example: draw one sample for every example of a mini-batch instead of one for all.
+        round_to: the widths that surgery leaves are multiples of it (`prunus.openness.Openness`).
     """
 
     log_alpha: nn.Parameter
@@ -78,6 +80,7 @@ class Gated(nn.Module):
         gates: HardConcrete | None = None,
         estimate: Estimator = "median",
         per_example: bool = False,
+        round_to: int = 1,
     ) -> None:
         super().__init__()
         if gates is not None and not isinstance(gates, HardConcrete):
@@ -89,6 +92,7 @@ class Gated(nn.Module):
                 f"per_example multiplies gates into the inputs of linear layers and convolutions; {graph.entangled[0]} "
                 "is used in another way too: freeze its groups, or draw one sample a mini-batch."
             )
+        self.round_to = _whole_step(round_to, graph)
         self.model = model
         self.graph = graph
         self.gates = gates or HardConcrete()
@@ -151,7 +155,7 @@ class Gated(nn.Module):
             free = next((one for one in rounds if all(axis.tensor != other.tensor for other in one)), None)
             rounds.append([axis]) if free is None else free.append(axis)
         self._rounds = [self._round(number, axes) for number, axes in enumerate(rounds)]
-        self.openness = Openness(self.graph)
+        self.openness = Openness(self.graph, self.round_to)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
 
@@ -258,10 +262,17 @@ class Gated(nn.Module):
 
     def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
         """The units that surgery will keep, 0 or 1 in float64: (units,); or would keep at other locations."""
-        key = self.openness.key(self.log_alpha if log_alpha is None else log_alpha)
-        if self._mask is not None:
-            key = key - CLOSED * (self._mask == 0)
+        key = self._key(log_alpha)
         return self.openness.kept(key, self.threshold) if self.units else key
+
+    def asked_units(self, log_alpha: Tensor | None = None) -> Tensor:
+        """Those of them that are there by their own gates, and not to make a width round."""
+        key = self._key(log_alpha)
+        return self.openness.asked(key, self.threshold) if self.units else key
+
+    def _key(self, log_alpha: Tensor | None) -> Tensor:
+        key = self.openness.key(self.log_alpha if log_alpha is None else log_alpha)
+        return key if self._mask is None else key - CLOSED * (self._mask == 0)
 
     def nearly_open(self) -> Tensor:
         """The same, but that empty groups stay empty: in few operations, for every step's dual update."""
@@ -271,7 +282,8 @@ class Gated(nn.Module):
         """The units that surgery will keep."""
         flat = self.open_units().bool().cpu()
         parts = flat.split([group.size for group in self.graph.groups]) if self.units else ()
-        return Keep(self.graph, {g.name: part for g, part in zip(self.graph.groups, parts, strict=True)})
+        units = {g.name: part for g, part in zip(self.graph.groups, parts, strict=True)}
+        return Keep(self.graph, units, rounded=self.round_to > 1)
 
     def expected(self) -> dict[str, float]:
         """The expected cost under the gates' distribution."""
@@ -343,10 +355,16 @@ class Gated(nn.Module):
 
     def get_extra_state(self) -> dict[str, Any]:
         """What `state_dict` keeps beside the tensors: whether and how the gates are fixed."""
-        return {"mask": self._mask, "noisy": self._noisy}
+        return {"mask": self._mask, "noisy": self._noisy, "round_to": self.round_to}
 
     def set_extra_state(self, state: Any) -> None:
         """Read it back."""
+        there = state.get("round_to", 1)
+        if there != self.round_to:
+            raise ModelError(
+                f"This state was made with round_to={there}, and the model was gated with round_to={self.round_to}: "
+                "gate it with the same."
+            )
         self._mask = None if state["mask"] is None else state["mask"].to(self.log_alpha.device)
         self._noisy = bool(state["noisy"])
         self.log_alpha.requires_grad_(self._mask is None)
@@ -372,6 +390,19 @@ class Gated(nn.Module):
         listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
         more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
         return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
+
+
+def _whole_step(round_to: Any, graph: Graph) -> int:
+    """What widths are rounded to, if it can be."""
+    if not isinstance(round_to, Integral) or isinstance(round_to, bool) or int(round_to) < 1:
+        raise ModelError(
+            f"round_to is {round_to!r}; write the whole number, 1 or more, of which the shrunk model's widths are to "
+            "be multiples, such as 8."
+        )
+    step = int(round_to)
+    if step > 1 and graph.scattered:
+        raise ModelError("round_to rounds the widths of layers; where single weights are removed, no width changes.")
+    return step
 
 
 def _show_allocator() -> None:

@@ -8,6 +8,10 @@ Single weights are many, and compared across layers as they are.
 The saving of one more closed unit is the derivative of the cost at the present 0/1 openness, which for these
 polynomials is the exact difference. The last gate of all may save far more than is still too much; then another goes in
 its place, worth about as little, that saves just enough.
+
+Where widths are round numbers (`round_to`), a single closed gate may save nothing: the units of a group go in bunches,
+from one multiple down to the next. A bunch is worth what its gates are; it saves what they do, and what the closed
+units do that made up the number. A gate by itself is a bunch of one.
 """
 
 from dataclasses import dataclass
@@ -69,6 +73,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     open_ = gated.open_units(location)
     start = open_.clone()
     p = gated.p_active().double()
+    about = ABOUT * gated.round_to
     limits = budget.limits.to(open_.device)
     while True:
         excess = budget.costs(open_) / limits - 1
@@ -77,21 +82,25 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
             break
         savings = _savings(budget, open_, over, limits)
         saving = savings.sum(0)
-        candidates = (open_ > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, open_)
-        worth = p / _share_left(gated, p, open_, candidates)
-        order = torch.where(candidates, worth / saving.clamp(min=1e-300), torch.inf).argsort(stable=True)
-        order = order[: int(candidates.sum())]
-        if not len(order):
+        asked = gated.asked_units(location)
+        candidates = (asked > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, asked)
+        worth = p / _share_left(gated, p, asked, candidates)
+        bunches = _bunched(gated, candidates, worth, savings, asked, open_)
+        if not len(bunches.worth):
             line = budget.lines[int(excess.argmax())]
+            left = "one unit" if gated.round_to == 1 else f"round_to={gated.round_to} units"
             raise RunFailed(
-                f"The budget {line} cannot be met: with one unit left in every group the deployed cost is still "
+                f"The budget {line} cannot be met: with {left} left in every group the deployed cost is still "
                 f"{float(excess.max()):.1%} above it."
             )
-        planned = saving[order].cumsum(0)
-        many = int((planned <= 0.5 * float(excess[over].sum())).sum())
+        saving = bunches.savings.sum(0)
+        order = (bunches.worth / saving.clamp(min=1e-300)).argsort(stable=True)
+        many = int((saving[order].cumsum(0) <= 0.5 * float(excess[over].sum())).sum())
         if many <= 1:
-            order = _just_enough(order, worth, savings, excess[over])
-        location = _closed(gated, budget, location, order, max(1, many), limits)
+            order = _just_enough(order, bunches, excess[over], about)
+        turn = torch.empty_like(order)
+        turn[order] = torch.arange(len(order), device=order.device)
+        location = _closed(gated, budget, location, bunches.turns(turn), max(1, many), limits)
         open_ = gated.open_units(location)
     gone = (start > 0) & (open_ == 0)
     gated.close(location != gated.log_alpha)
@@ -116,16 +125,75 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     return result
 
 
-def _closed(gated: Gated, budget: Budget, location: Tensor, order: Tensor, many: int, limits: Tensor) -> Tensor:
-    """Close the first gates of an order: `many`, or as few as it takes to meet every line.
+@dataclass(frozen=True)
+class _Bunches:
+    """Gates that close together: `units`, and which bunch each belongs to; what the bunches are worth, and save.
+
+    `first` marks those that can go next; the others of a group go after them.
+    """
+
+    units: Tensor
+    bunch: Tensor
+    worth: Tensor
+    savings: Tensor
+    first: Tensor
+
+    def turns(self, turn: Tensor) -> tuple[Tensor, Tensor]:
+        """When the bunches' turns are known: the units, and the turn of each."""
+        return self.units, turn[self.bunch]
+
+
+def _bunched(
+    gated: Gated, candidates: Tensor, worth: Tensor, savings: Tensor, asked: Tensor, open_: Tensor
+) -> _Bunches:
+    """Put what may close into bunches: the first of a group takes it to the next multiple, the others one further.
+
+    Of n units that ask to stay, n - m (ceil(n / m) - 1) take a group from one multiple of m to the next, and the closed
+    ones that made up the number go with them; of the last m none can go.
+    """
+    groups, segment, step = len(gated.graph.groups), gated.openness.segment, gated.openness.step
+    units = candidates.nonzero().flatten()
+    units = units[(worth[units] / savings.sum(0)[units].clamp(min=1e-300)).argsort(stable=True)]
+    units = units[segment[units].argsort(stable=True)]
+    where = segment[units]
+    tried, n = (
+        torch.zeros(groups, dtype=torch.long, device=step.device).index_add(0, segment, one.long())
+        for one in (candidates, asked)
+    )
+    rank = torch.arange(len(units), device=step.device) - (tried.cumsum(0) - tried)[where]
+    head = n - (n - 1).div(step, rounding_mode="floor") * step  # from n to the next multiple below
+    most = torch.minimum(tried, n - step + (step == 1).long())
+    most = torch.where(most >= head, head + (most - head).div(step, rounding_mode="floor") * step, 0)
+    some = rank < most[where]
+    units, where, rank = units[some], where[some], rank[some]
+    number = ((rank - head[where]).div(step[where], rounding_mode="floor") + 1).clamp(min=0)
+    begins = torch.ones_like(number, dtype=torch.bool)
+    begins[1:] = (where[1:] != where[:-1]) | (number[1:] != number[:-1])
+    bunch = begins.cumsum(0) - 1
+    count = int(begins.sum())
+    total = torch.zeros(count, dtype=worth.dtype, device=worth.device).index_add(0, bunch, worth[units])
+    saved = torch.zeros(len(savings), count, dtype=savings.dtype, device=savings.device)
+    saved = saved.index_add(1, bunch, savings[:, units])
+    first = number[begins] == 0
+    made_up = torch.zeros(len(savings), groups, dtype=savings.dtype, device=savings.device)
+    made_up = made_up.index_add(1, segment, savings * ((open_ > 0) & (asked == 0)))
+    saved += made_up[:, where[begins]] * first
+    return _Bunches(units, bunch, total, saved, first | (step[where[begins]] == 1))
+
+
+def _closed(
+    gated: Gated, budget: Budget, location: Tensor, turns: tuple[Tensor, Tensor], many: int, limits: Tensor
+) -> Tensor:
+    """Close the first gates by their turns: `many` bunches, or as few as it takes to meet every line.
 
     Closing takes finer units along, and bases that nobody reads any more, so it may save more than was planned. What a
     longer part of the order keeps a shorter one keeps too, so bisection finds the shortest.
     """
+    units, turn = turns
 
     def after(count: int) -> Tensor:
         result = location.clone()
-        result[order[:count]] = gated.gates.low
+        result[units[turn < count]] = gated.gates.low
         return result
 
     def meets(count: int) -> bool:
@@ -158,12 +226,13 @@ def _share_left(gated: Gated, p: Tensor, open_: Tensor, candidates: Tensor) -> T
     return share
 
 
-def _just_enough(order: Tensor, worth: Tensor, savings: Tensor, excess: Tensor) -> Tensor:
+def _just_enough(order: Tensor, bunches: _Bunches, excess: Tensor, about: float) -> Tensor:
     """If the first would be the last, put before it who saves just enough, of those worth about as little."""
+    worth, savings = bunches.worth, bunches.savings
     enough = (savings[:, order] >= excess[:, None] * (1 - 1e-9)).all(0)
     if not bool(enough[0]):
         return order
-    among = order[enough & (worth[order] <= worth[order[0]] + ABOUT)]
+    among = order[enough & bunches.first[order] & (worth[order] <= worth[order[0]] + about)]
     best = among[savings[:, among].sum(0).argmin()]
     return torch.cat([best[None], order[order != best]])
 

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from prunus.axes import Graph, factors, groups_of
 from prunus.gates import lay
 
+WIDTHS = frozenset({"map", "neuron", "input", "feature", "width"})  # units whose number is a width of a layer, which `round_to` rounds
 TIE = 1e-9  # breaks ties between equal gates, by order; far below any difference that training makes
 
 
@@ -17,14 +18,24 @@ class Openness(nn.Module):
 
     A unit stays if its location is above a threshold; finer units go with their base, and a base goes when none of its
     positions is read any more. Of a group that would be empty the most probable unit stays, and no more.
+
+    With `round_to` = m, the number of units that stay of a group whose units are maps, neurons or inputs is a multiple
+    of m: from n it is rounded up to min(size, m ceil(n / m)), so that a group smaller than m stays whole. The most
+    probable closed units make up the number: their gates are zero still, so keeping them is exact, and rounding up
+    means that nothing is taken which training left. Of finer units the positions under open bases count, and "all" are
+    all of these.
     """
 
     segment: Tensor
     tie: Tensor
+    size: Tensor
+    step: Tensor
+    vanishing: Tensor | None
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, round_to: int = 1) -> None:
         super().__init__()
         self.groups = len(graph.groups)
+        self.round_to = round_to
         offsets: dict[str, int] = {}
         units = 0
         for name, size in graph.sizes.items():
@@ -32,6 +43,11 @@ class Openness(nn.Module):
         lengths = torch.tensor(list(graph.sizes.values()), dtype=torch.long)
         segment = torch.repeat_interleave(torch.arange(self.groups), lengths)
         self.register_buffer("segment", segment, persistent=False)
+        steps = [round_to if group.unit in WIDTHS else 1 for group in graph.groups]
+        self.register_buffer("size", lengths, persistent=False)
+        self.register_buffer("step", torch.tensor(steps, dtype=torch.long), persistent=False)
+        vanishing = torch.tensor([group.vanishes for group in graph.groups], dtype=torch.bool)
+        self.register_buffer("vanishing", vanishing if bool(vanishing.any()) else None, persistent=False)
         self.register_buffer("tie", TIE * torch.arange(units, dtype=torch.float64), persistent=False)
         self.fine: list[tuple[int, int, str]] = []
         for k, (_, both) in enumerate(graph.fine_axes()):
@@ -58,13 +74,21 @@ class Openness(nn.Module):
         return location.detach().double() - self.tie
 
     def best(self, key: Tensor) -> Tensor:
-        """At every unit, the greatest key of its group."""
+        """At every unit, the greatest key of its group: who stays, if nobody else does."""
         best = torch.full((self.groups,), -torch.inf, dtype=key.dtype, device=key.device)
-        return best.scatter_reduce(0, self.segment, key, "amax").index_select(0, self.segment)
+        best = best.scatter_reduce(0, self.segment, key, "amax")
+        if self.vanishing is not None:  # of these none need stay
+            best = best.masked_fill(self.vanishing, torch.inf)
+        return best.index_select(0, self.segment)
 
-    @torch.no_grad()
     def kept(self, key: Tensor, threshold: float) -> Tensor:
         """The units that surgery keeps, 0 or 1."""
+        open_ = self.asked(key, threshold)
+        return open_ if self.round_to == 1 else self._rounded(open_, key)
+
+    @torch.no_grad()
+    def asked(self, key: Tensor, threshold: float) -> Tensor:
+        """Those of them that the gates ask for: without what makes up round numbers."""
         raw = (key > threshold).to(key.dtype)
         open_ = raw.maximum((key == self.best(key)).to(key.dtype))
         for start, stop, name in self.fine:
@@ -80,11 +104,42 @@ class Openness(nn.Module):
         return open_
 
     @torch.no_grad()
+    def _rounded(self, open_: Tensor, key: Tensor) -> Tensor:
+        """Every group filled up to a round number by its most probable closed units; finer ones under what is open."""
+        count = torch.zeros(self.groups, dtype=key.dtype, device=key.device).index_add_(0, self.segment, open_)
+        target = torch.minimum(self._up(count), self.size)
+        order = self._first(open_, key).argsort(descending=True, stable=True)
+        order = order[self.segment[order].argsort(stable=True)]  # group by group, each from the first on
+        begin = (self.size.cumsum(0) - self.size)[self.segment]
+        rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=key.device) - begin)
+        result = (rank < target[self.segment]).to(open_.dtype)
+        for start, stop, name in self.fine:
+            under = lay(F.pad(result, (0, 1), value=1.0), getattr(self, name))
+            inside, step = open_[start:stop], self.step[self.segment[start]]
+            total = torch.minimum(self._up(inside.sum(), step), under.sum())
+            order = self._first(inside, key[start:stop]).masked_fill(under == 0, -torch.inf).argsort(descending=True)
+            result[start:stop] = torch.zeros_like(inside).scatter_(
+                0, order, (torch.arange(len(order), device=key.device) < total).to(inside.dtype)
+            )
+        return result
+
+    def _first(self, open_: Tensor, key: Tensor) -> Tensor:
+        """An order in which what is open comes first, then what is most probable."""
+        return key.masked_fill(open_ > 0, torch.inf)
+
+    def _up(self, count: Tensor, step: Tensor | None = None) -> Tensor:
+        """The next round number, by groups."""
+        step = self.step if step is None else step
+        return (count / step).ceil() * step
+
+    @torch.no_grad()
     def nearly_kept(self, location: Tensor, threshold: float) -> Tensor:
-        """What `kept` gives, but that empty groups stay empty: for every step's dual update, in few operations.
+        """What `kept` gives, but that empty groups may stay empty: for every step's dual update, in few operations.
 
         Whoever counts takes one unit of every group at least, and so counts the same.
         """
+        if self.round_to > 1:
+            return self.kept(self.key(location), threshold)
         open_ = location > threshold
         if not self.fine:
             return open_

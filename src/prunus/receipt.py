@@ -142,6 +142,7 @@ def build(
             "versions": versions(),
             "epochs": None,
             "method": "l0",
+            "round_to": gated.round_to,
             "landing": gated.landing or {"closed": 0},
             **(run or {}),
         },

@@ -59,6 +59,7 @@ class Rows(torch.nn.Module):
         offsets = dict(zip(graph.sizes, ends[:-1], strict=True))
         self.groups = len(graph.groups)
         self._lay_out_counts(ends)
+        self.vanishing = [1 + k for k, group in enumerate(graph.groups) if group.vanishes]
 
         # Moments, in this order: 1; every group's count; every nested count; then the higher powers that occur.
         fine = {str(both.fine.group): both for _, both in graph.fine_axes() if groups_of(both.base)}
@@ -112,6 +113,7 @@ class Rows(torch.nn.Module):
         self.moment_count = len(index) + len(powers)
         least = torch.zeros(2, self.moment_count, dtype=torch.float64)
         least[1] = 1
+        least[1, self.vanishing] = 0
         self.register_buffer("least", least, persistent=False)  # of an expected count, and of a deployed one
         products: dict[tuple[int, ...], int] = {}
         if self.degree == 2:

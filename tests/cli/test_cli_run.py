@@ -51,6 +51,18 @@ def test_a_run_writes_everything(finished: tuple[Path, Said]) -> None:
     assert sum(p.numel() for p in small.parameters()) == facts["deployed"]["params"]
 
 
+def test_widths_are_round_if_asked_also_when_a_run_goes_on(here: Path) -> None:
+    words = (*SHORT, "--no-baseline", "--epochs", "3", "--out", "run")
+    assert call(*words, "--round-to", "8", "--quiet").code == 0
+    facts = receipt(here / "run")
+    assert facts["run"]["round_to"] == 8
+    assert all(len(g["kept"]) % 8 == 0 or len(g["kept"]) == g["size"] for g in facts["groups"].values())
+    said = call(*words, "--round-to", "16", "--resume")
+    assert (said.code, "--round-to 8, not 16" in said.err) == (2, True)
+    said = call(*words, "--round-to", "0", "--overwrite")
+    assert (said.code, "--round-to is 0; it must be 1 or more" in said.err) == (2, True)
+
+
 def test_what_it_shows(finished: tuple[Path, Said]) -> None:
     _, said = finished
     for word in ("dense", "deployed", "x smaller", "test accuracy", "(50%)", ": met", "equals the gated", "landing"):

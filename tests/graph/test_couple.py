@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from model_zoo import CASES, Branching, Case, Net, between_linear, images, lenet, residual, vectors
+from model_zoo import CASES, Branching, Case, Net, between_linear, images, lenet, residual, swirl, vectors
 from torch import nn
 from torch.nn import functional as F
 
-from prunus.axes import Axis, Graph
+from prunus.axes import Axis, Graph, Keep
+from prunus.cost import Cost
 from prunus.errors import ModelError
 from prunus.graph import analyse, matches
 from prunus.graph.rules import RULES
+from prunus.measure import count_macs
 
 
 def names(axes: Iterable[Axis]) -> list[str]:
@@ -195,6 +197,21 @@ PASSES = {
     "variance over one dimension": lambda x: torch.cat([x.unsqueeze(1), -x.unsqueeze(1)], 1).var(1),
     "zeros_like": lambda x: x + torch.zeros_like(x),
     "pool": lambda x: F.avg_pool1d(x.unsqueeze(2), 1).squeeze(2),
+    "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "split": lambda x: torch.cat([x.split([3, 5], 1)[1], x.split([3, 5], 1)[0]], 1),
+    "slice and join": lambda x: torch.cat([x[:, 4:], x[:, :4]], 1),
+    "glu": lambda x: F.glu(torch.cat([x, x], 1), 1),
+    "group norm": lambda x: F.group_norm(x, 4),
+    "batch norm as an image": lambda x: F.instance_norm(x.view(3, 2, 4)).flatten(1),
+}
+
+LEAVES = {  # what stays free, where that is not all eight units one by one
+    "split and join": {"a": 2, "a#2": 2, "a#3": 2},
+    "chunk": {"a": 4, "a#2": 4},
+    "split": {"a": 3, "a#2": 5},
+    "slice and join": {"a": 4, "a#2": 4},
+    "group norm": {"a": 4},  # whole groups of two
+    "batch norm as an image": {"a": 2},  # the four pixels of each channel share its statistics
 }
 
 FREEZES = {
@@ -213,12 +230,11 @@ FREEZES = {
     "flip": lambda x: x.flip(1),
     "roll": lambda x: x.roll(1, 1),
     "slice": lambda x: x[:, 1:7].repeat(1, 2)[:, :8],
-    "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
     "cumsum": lambda x: x.cumsum(1),
-    "glu": lambda x: F.glu(torch.cat([x, x], 1), 1),
     "normalize": lambda x: F.normalize(x, dim=1),
     "layer norm": lambda x: F.layer_norm(x, (8,)),
-    "group norm": lambda x: F.group_norm(x, 4),
+    "one group of all": lambda x: F.group_norm(x, 1),
+    "halves added": lambda x: torch.cat([sum(x.chunk(2, 1)) / x.sum(1, keepdim=True)] * 2, 1),
     "matmul": lambda x: x @ torch.ones(8, 8),
     "einsum": lambda x: torch.einsum("bi,bj->bj", x, x),
     "view as integers": lambda x: x.view(torch.int16).view(torch.float32),
@@ -228,15 +244,14 @@ FREEZES = {
     "mixed with the examples": lambda x: x.reshape(4, 6).reshape(3, 8),
     "pool over units": lambda x: F.avg_pool1d(x.unsqueeze(1), 3, 1, 1).squeeze(1),
     "convolved over units": lambda x: F.conv1d(x.unsqueeze(1), torch.ones(1, 1, 3), padding=1).squeeze(1),
-    "batch norm as an image": lambda x: F.instance_norm(x.view(3, 2, 4)).flatten(1),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("function", PASSES.values(), ids=list(PASSES))
-def test_operations_that_keep_units_apart(function: Any) -> None:
-    graph = found(between_linear(function)(), *vectors()())
-    sizes = {name: size for name, size in graph.sizes.items() if name != "a.inputs"}
-    assert sizes in ({"a": 8}, {"a": 2, "a#2": 2, "a#3": 2})
+@pytest.mark.parametrize("name", PASSES)
+def test_operations_that_keep_units_apart(name: str) -> None:
+    graph = found(between_linear(PASSES[name])(), *vectors()())
+    sizes = {group: size for group, size in graph.sizes.items() if group != "a.inputs"}
+    assert sizes == LEAVES.get(name, {"a": 8})
 
 
 @pytest.mark.parametrize("function", FREEZES.values(), ids=list(FREEZES))
@@ -281,22 +296,42 @@ def test_a_finer_group_stands_in_no_cost_with_what_it_nests_in() -> None:
 
 
 @pytest.mark.parametrize("region", [torch.no_grad, lambda: torch.autocast("cpu", torch.bfloat16)], ids=["grad", "cast"])
-def test_regions_of_the_code_are_frozen_and_their_work_is_counted(region: Any) -> None:
+def test_regions_of_the_code_are_walked_over_and_what_freezes_in_them_is_named(region: Any) -> None:
     def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
         with region():
-            x = m.b(m.a(x))
-        return m.d(F.relu(m.c(x.float())))
+            x = m.c(m.b(m.a(x)).softmax(-1))
+        return m.e(F.relu(m.d(x.float())))
 
-    model = Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 5), c=nn.Linear(5, 7), d=nn.Linear(7, 2))
+    layers = {"a": (6, 8), "b": (8, 5), "c": (5, 4), "d": (4, 7), "e": (7, 2)}
+    model = Net(forward, **{name: nn.Linear(*sizes) for name, sizes in layers.items()})
     graph = found(model, *vectors()())
-    assert "c" in graph.sizes
-    assert not {"a", "b"} & set(graph.sizes)
-    assert any("wrap_with" in operation for _, operation, _ in reasons(graph))
-    fixed = graph.fixed_macs + sum(6 * 8 for work in graph.works if work.weight == "a.weight")
-    fixed += sum(8 * 5 for work in graph.works if work.weight == "b.weight")
-    assert fixed == 6 * 8 + 8 * 5
+    assert graph.sizes == {"a.inputs": 6, "a": 8, "c": 4, "d": 7}
+    assert ("b.weight[0]", "aten.softmax.int", "b") in reasons(graph)
+    assert [work.weight for work in graph.works] == [f"{name}.weight" for name in layers]
+    assert Cost(graph).dense()["macs"] == 48 + 40 + 20 + 28 + 14 == count_macs(model, vectors()())
 
 
-def test_products_of_activations_are_fixed_work() -> None:
-    graph = found(between_linear(lambda x: x @ x.t() @ x)(), *vectors()())
-    assert graph.fixed_macs == 3 * 3 * 8 * 2 // 3
+def test_an_unknown_operation_in_a_region_is_named() -> None:
+    def forward(m: Any, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            x = swirl(m.a(x))
+        return m.b(x)
+
+    model = Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 4))
+    assert ("a.weight[0]", "prunus_tests.swirl.default", "a") in reasons(found(model, *vectors()()))
+
+
+def test_products_of_activations_are_work_of_their_own() -> None:
+    model = between_linear(lambda x: x @ x.t() @ x)()
+    graph = found(model, *vectors()())
+    assert "a" not in graph.sizes
+    assert ("a.weight[0]", "aten.matmul.default", "a") in reasons(graph)  # a product over the units: dead must be zero
+    products = [work for work in graph.works if not work.weight]
+    assert [sorted(term.size for term in work.positions) for work in products] == [[3, 3, 8], [3, 3, 8]]
+    assert (graph.fixed_macs, Cost(graph).dense()["macs"]) == (0, count_macs(model, vectors()()))
+    wide = found(model, *vectors()(), units=("structured", "head_dims"))
+    assert wide.sizes == {"a.inputs": 6, "a": 8}
+    assert wide.group("a").unit == "head dim"
+    assert names(wide.group("a").sites) == ["a.bias[0]", "a.weight[0]"]
+    one = Keep(wide, {"a": torch.arange(8) == 2})
+    assert Cost(wide).of(one)["macs"] == 6 + 2 * 3 * 3 // 3 + 4

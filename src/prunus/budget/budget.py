@@ -127,7 +127,8 @@ class Budget:
             if not dense:
                 raise BudgetError(f"The budget {line} counts nothing: there is no {line.what} in it to spend.")
             if limit < least * (1 - 1e-12):
-                why = "with one unit left in every group" if gated.units else "because nothing in this model can shrink"
+                left = "one unit" if gated.round_to == 1 else f"round_to={gated.round_to} units"
+                why = f"with {left} left in every group" if gated.units else "because nothing in this model can shrink"
                 raise BudgetError(
                     f"The budget {line} cannot be reached: it allows {_number(limit, line)}, and the least possible is "
                     f"{_number(least, line)} ({least / dense:.2%} of the dense model's {_number(dense, line)}), "

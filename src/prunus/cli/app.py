@@ -110,6 +110,7 @@ def train(
     warm_up: Annotated[Number, _setting("share of the constrained epochs over which the limits fall", "N")] = None,
     keep: Annotated[Number, _setting("initial keep probability of the gates", "N")] = None,
     per_example: Annotated[Switch, _setting("one sample of the gates an example")] = None,
+    round_to: Annotated[Whole, _setting("the shrunk model's widths are multiples of this", "N")] = None,
     ema: Annotated[Number, _setting("decay of the parameters' average; 0 for none", "N")] = None,
     polish: Annotated[Number, _setting("share of the epochs that trains on with the gates fixed", "N")] = None,
     polish_noise: Annotated[Switch, _setting("keep the open gates' noise while polishing")] = None,
@@ -134,8 +135,8 @@ def train(
 
 SETTINGS = (
     "epochs", "batch_size", "seed", "precision", "method", "weight_lr", "gate_lr", "weight_schedule", "gate_schedule",
-    "weight_decay", "dual_rate", "dual", "restarts", "extrapolate", "warm_up", "keep", "per_example", "ema", "polish",
-    "polish_noise", "accumulate", "log_every",
+    "weight_decay", "dual_rate", "dual", "restarts", "extrapolate", "warm_up", "keep", "per_example", "round_to", "ema",
+    "polish", "polish_noise", "accumulate", "log_every",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ class Usage:
     module: str
     weight: str
     positions: Dims
+    node: str
 
 
 @dataclass
@@ -176,7 +177,7 @@ class Analysis:
         if name is None:
             positions = [*positions, *(self.of(ref) if ref is not None else [])]
         owner = (name or "").rpartition(".")[0] if name else node.module
-        self.usages.append(Usage(owner, name or "", positions))
+        self.usages.append(Usage(owner, name or "", positions, node.name))
 
 
 Rule = Callable[[Analysis, Node], list[Dims]]

@@ -74,4 +74,9 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         split={module: strip(term) for module, term in graph.split.items()},
         selections={module: name for module, name in graph.selections.items() if name not in gone},
         scattered={tensor: name for tensor, name in graph.scattered.items() if name not in gone},
+        blocks={
+            tensor: left
+            for tensor, names in graph.blocks.items()
+            if (left := tuple(name for name in names if name not in gone))
+        },
     )

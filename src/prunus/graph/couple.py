@@ -1,6 +1,6 @@
 """From a walked model to its `Graph`: name the groups, resolve what lies along every axis, say what is frozen and why."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -22,7 +22,8 @@ from prunus.axes import (
     leaves,
     simplified,
 )
-from prunus.graph.analysis import Analysis
+from prunus.graph.analysis import Analysis, Usage
+from prunus.graph.blocks import Branch, branches
 from prunus.graph.chain import chains
 from prunus.graph.choose import choose
 from prunus.graph.kinds import EVERY, kinds_of
@@ -139,11 +140,31 @@ def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> Reason:
     return Reason("no layer's own weight makes it" if is_read else "no layer reads it", "")
 
 
-def _works(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> tuple[Work, ...]:
+def _works(
+    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]], cut: Sequence[Branch] = ()
+) -> tuple[Work, ...]:
     return tuple(
-        Work(usage.module, usage.weight, tuple(resolve(var, names) for var in usage.positions), traced.batch)
+        Work(
+            usage.module,
+            usage.weight,
+            (*(resolve(var, names) for var in usage.positions), *_under(usage, cut)),
+            traced.batch,
+        )
         for usage in state.usages
     )
+
+
+def _under(usage: Usage, cut: Sequence[Branch]) -> list[Term]:
+    """The branches in which a product stands, but that do not take its weight along already."""
+    return [Leaf(b.name, 1) for b in cut if usage.node in b.nodes and usage.weight not in b.tensors]
+
+
+def _block(branch: Branch) -> Group:
+    """A branch as a group of one unit, whose gate acts on the whole of its last layer's weight and bias."""
+    whole = Leaf(branch.name, 1)
+    members = tuple(Axis(tensor, -1, whole) for tensor in branch.tensors)
+    sites = tuple(Axis(tensor, -1, whole) for tensor in branch.sites)
+    return Group(branch.name, 1, "block", members, (), (), sites)
 
 
 def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
@@ -168,18 +189,21 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
     units = dict(names.values())
     way = chains(traced, state, names)
     groups = [_group(name, units[name], axes, consumers, sites, way.get(name, ()), state) for name in units]
+    cut = branches(state) if "block" in kinds else []
+    extra += [_block(branch) for branch in cut]
     order = _reading_order(state, [*groups, *extra])
     return Graph(
         axes=axes,
         groups=tuple(sorted([*groups, *extra], key=lambda group: order[group.name])),
         frozen=tuple(f for f in _frozen_axes(traced, state, names) if f.axis not in selected),
-        works=_works(traced, state, names),
+        works=_works(traced, state, names, cut),
         tensors=traced.tensors,
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         selections=selections,
+        blocks={tensor: tuple(b.name for b in cut if tensor in b.tensors) for b in cut for tensor in b.tensors},
         split={module: resolve(var, names) for module, var in state.split.items()},
-        entangled=_entangled(state, sites),
+        entangled=(*_entangled(state, sites), *(tensor for branch in cut for tensor in branch.sites)),
     )
 
 
@@ -233,7 +257,7 @@ def _reading_order(state: Analysis, groups: list[Group]) -> dict[str, int]:
     big = len(state.usages)
     result = {}
     for group in groups:
-        tensors = [axis.tensor for axis in (group.producers or group.consumers)]
+        tensors = [axis.tensor for axis in (group.producers or group.consumers or group.sites)]
         first = min(position.get(tensor, big) for tensor in tensors)
         result[group.name] = 2 * first + (0 if group.unit == "input" else 1)
     return result

@@ -165,7 +165,7 @@ def _listed(
             more, results = _listed(inner, inside, constants, f"{name}.")
             nodes += more
             shapes = _shapes(node.meta.get("val"))
-            nodes.append(Node(name, "region", tuple(map(Ref, results)), {}, shapes, _module_path(node)))
+            nodes.append(Node(name, "region", tuple(map(Ref, results)), {}, shapes, _module_path(node), fx=node))
     return nodes, outputs
 
 

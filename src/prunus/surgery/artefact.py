@@ -44,6 +44,7 @@ def plan_of(graph: Graph, keep: Keep, form: str = "eager", inputs: Inputs | None
         "split": {module: to_json(term) for module, term in graph.split.items() if groups_of(term)},
         "aliases": graph.aliases,
         "scattered": graph.scattered,
+        "blocks": {tensor: list(names) for tensor, names in graph.blocks.items()},
         "form": form,
         "inputs": described(inputs) if form == "graph" and inputs is not None else None,
     }
@@ -158,6 +159,9 @@ def _graph(
     sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
     counts = {module: count_of_groups(model.get_submodule(module)) for module in split}
     split = {module: term for module, term in split.items() if counts[module] is not None}  # others: a function's own
+    blocks = {tensor: tuple(names) for tensor, names in plan["blocks"].items()}
+    whole = {name for names in blocks.values() for name in names}
+    sizes |= dict.fromkeys(whole, 1)
     for module, term in split.items():
         if term.size != counts[module]:
             raise ArtefactError(f"The plan splits {module!r} into other groups than it has.")
@@ -165,7 +169,7 @@ def _graph(
     for name, group in plan["groups"].items():
         if sizes.get(name) != group["size"]:
             raise ArtefactError(f"The plan's group {name!r} does not have the size of its axes.")
-        groups.append(Group(name, sizes[name], "", (), (), ()))
+        groups.append(Group(name, sizes[name], "block" if name in whole else "", (), (), ()))
         kept[name] = group["kept"]
         if not isinstance(kept[name], list) or len(set(kept[name])) < len(kept[name]):
             raise ArtefactError(f"The plan must list the units of {name!r} that stay, each once.")
@@ -195,6 +199,7 @@ def _graph(
         selections=plan["selections"],
         split=split,
         scattered=plan["scattered"],
+        blocks=blocks,
     )
     if graph.scattered:
         kept = {

@@ -17,7 +17,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from prunus.axes import Both, Cat, Graph, Keep, Prod, Term
 from prunus.errors import InexactSurgery, ModelError
-from prunus.graph import Analysis, Traced, named_groups, resolve, trace, walk
+from prunus.graph import Analysis, Traced, branches, named_groups, resolve, trace, walk
 from prunus.surgery.rewrite import Rewriting
 from prunus.surgery.trial import Inputs
 
@@ -213,19 +213,28 @@ class Exported:
         Args:
             graph: the analysis.
             keep: a closed Keep.
-            tensors: a module that holds the sliced tensors by name.
+            tensors: a module that holds the sliced tensors by name; those of closed blocks are taken out of it.
         """
         names = self.check(graph)
         program = self.traced.program
         assert program is not None
         module, nodes = _copied(program.graph_module)
         rewriting = Rewriting(self.state, names, keep, nodes)
-        for node in self.traced.nodes:
-            rewriting.apply(node)
+        for one in self.traced.nodes:
+            rewriting.apply(one)
+        for branch in branches(self.state) if graph.blocks else ():
+            if branch.name in graph.sizes and not keep.units[branch.name].any():
+                rewriting.cut(branch, self.traced)
+        gone = graph.closed_blocks(keep)
+        gone |= {alias for alias, name in graph.aliases.items() if name in gone}
         selected = [m for m in graph.selections if hasattr(tensors.get_submodule(m), "selected")]
         places: list[str | None] = []
         constants: dict[str, Tensor] = {}
-        for spec in program.graph_signature.input_specs:
+        unused: list[torch.fx.Node] = []
+        for spec, taken in zip(program.graph_signature.input_specs, list(module.graph.nodes), strict=False):
+            if str(spec.target) in gone and spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+                unused.append(taken)
+                continue
             if spec.kind == InputKind.USER_INPUT:
                 places.append(None)
             elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
@@ -242,13 +251,21 @@ class Exported:
             rewriting.select(self.state, f"{name}.weight", f"{name}.selected")
         for inner in module.modules():
             if isinstance(inner, torch.fx.GraphModule):
-                inner.graph.eliminate_dead_code()
+                inner.graph.eliminate_dead_code(rewriting.stays)
+        for node in unused:
+            module.graph.erase_node(node)
+        for inner in module.modules():
+            if isinstance(inner, torch.fx.GraphModule):
                 inner.graph.lint()
                 inner.recompile()
         specs = program.graph_signature.output_specs
         kept = [k for k, spec in enumerate(specs) if spec.kind == OutputKind.USER_OUTPUT]
         assert program.call_spec.out_spec is not None
         call = Call(self.model, self.inputs, program.call_spec.out_spec, kept)
+        for name in gone:
+            path, _, leaf = name.rpartition(".")
+            owner = tensors.get_submodule(path)
+            (owner._parameters if leaf in owner._parameters else owner._buffers).pop(leaf)
         result = Program(tensors, module, places, constants, call, self.traced_as)
         return result.train(tensors.training)
 

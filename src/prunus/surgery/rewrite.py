@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node as FxNode
 
 from prunus.axes import Keep, groups_of
-from prunus.graph import Analysis, Node, Var, find, resolve
+from prunus.graph import Analysis, Branch, Node, Ref, Traced, Var, find, resolve
 
 SIZES = {  # where an operation holds the sizes of its result
     "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "zeros": 0, "ones": 0, "full": 0,
@@ -34,6 +34,7 @@ class Rewriting:
         self.names = names
         self.keep = keep
         self.nodes = nodes
+        self.gone: set[FxNode] = set()  # operations of branches that are cut
         self._kept: dict[Any, torch.Tensor] = {}
 
     def shrinks(self, var: Var) -> bool:
@@ -90,6 +91,29 @@ class Rewriting:
             chosen = graph.call_function(torch.ops.aten.index_select.default, (fx.args[0], -1, index))
         fx.update_arg(0, chosen)
 
+    def cut(self, branch: Branch, traced: Traced) -> None:
+        """Take a branch out: what stays takes the place of the addition."""
+        by_name = {node.name: node for node in traced.nodes}
+        node = by_name[branch.addition]
+        assert node.fx is not None
+        addition = self.nodes[node.fx]
+        stays = addition.args[[ref for ref in node.args if isinstance(ref, Ref)].index(branch.stays)]
+        assert isinstance(stays, FxNode)
+        if any(_changes(user) for user in addition.users):  # what changes the sum in place must not change what stays
+            with addition.graph.inserting_before(addition):
+                stays = addition.graph.call_function(torch.ops.aten.clone.default, (stays,))
+        addition.replace_all_uses_with(stays)
+        for name in [branch.addition, *branch.nodes]:
+            fx = by_name[name].fx
+            if fx is not None:
+                self.gone.add(self.nodes[fx])
+
+    def stays(self, fx: FxNode) -> bool:
+        """Must an operation stay though nobody uses its result: is it an input, or does it change what others see?"""
+        if fx.op != "call_function":
+            return fx.op in ("placeholder", "output")
+        return _changes(fx) and fx not in self.gone
+
     def dims(self, node: Node, argument: int) -> list[Var]:
         """The axes of an argument."""
         return self.state.of(node.args[argument])
@@ -119,6 +143,11 @@ class Rewriting:
             fx.target = torch.ops.aten.split_with_sizes.default
             fx.args = (fx.args[0], [self.count(dims[dim]) for dims in out], dim)
             fx.kwargs = {}
+
+
+def _changes(fx: FxNode) -> bool:
+    """Does an operation change one of its arguments?"""
+    return isinstance(fx.target, torch._ops.OpOverload) and fx.target._schema.is_mutable
 
 
 def _slice(r: Rewriting, node: Node, fx: FxNode, out: list[Var]) -> None:

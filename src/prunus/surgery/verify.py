@@ -127,8 +127,11 @@ def prove(model: nn.Module, graph: Graph, example: Any, form: str = "auto") -> G
         return graph
     inputs = Inputs.of(example)
     trial = _trial(model, inputs)
+    if form == "eager":
+        cannot = Frozen("", "the model's own code cannot leave a branch out", "")
+        graph = drop(graph, {group.name: cannot for group in graph.groups if group.vanishes})
     names = [group.name for group in graph.groups]
-    if form != "graph" and trial.fails(graph, names) is None:
+    if form != "graph" and not graph.blocks and trial.fails(graph, names) is None:
         return replace(graph, form="eager")
     if form != "eager":
         trial = replace(trial, exported=Exported(model, inputs))
@@ -183,6 +186,9 @@ class _Trial:
         units = {}
         for name, size in graph.sizes.items():
             mask = torch.rand(size, generator=generator) < share
+            if graph.group(name).vanishes:
+                units[name] = mask if name in names else torch.ones(size, dtype=torch.bool)
+                continue
             mask[int(torch.randint(size, (1,), generator=generator))] = True
             if size > 1 and bool(mask.all()):
                 mask[0 if not mask[1:].any() else 1] = False

@@ -66,7 +66,10 @@ class Run:
         self.inputs = _to(example_inputs, self.device)
         torch.manual_seed(settings.seed)
         model = model.to(self.device)
-        options = {"keep": settings.keep, "per_example": settings.per_example, **(gate_options or {})}
+        options: dict[str, Any] = {
+            "keep": settings.keep, "per_example": settings.per_example, "round_to": settings.round_to,
+            **(gate_options or {}),
+        }  # fmt: skip
         self.gated: Gated = gate(model, self.inputs, **options).to(self.device)
         _check_outputs(self.gated, self.data)
         self.batches = Batches(self.data.train_x, self.data.train_y, settings.batch_size, seed=settings.seed)

@@ -34,6 +34,7 @@ class Settings:
         extrapolate: extrapolation from the past, primal and dual.
         keep: initial keep probability.
         per_example: one gate sample for every example.
+        round_to: the shrunk model's widths are multiples of it.
         ema: decay of the parameters' exponential average, used for the metric and the result; None: no average.
         polish: share of the epochs that trains on after the landing with the gates fixed.
         polish_noise: keep the open gates' noise while polishing.
@@ -58,6 +59,7 @@ class Settings:
     extrapolate: bool = False
     keep: float = 0.9
     per_example: bool = False
+    round_to: int = 1
     ema: float | None = None
     polish: float = 0.3
     polish_noise: bool = False
@@ -66,7 +68,7 @@ class Settings:
     log_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate"):
+        for name in ("epochs", "batch_size", "accumulate", "round_to"):
             _require(getattr(self, name) >= 1, f"{name} is {getattr(self, name)}; it must be 1 or more")
         _require(self.epochs <= MOST_EPOCHS, f"epochs is {self.epochs}; there can be {MOST_EPOCHS:,} at most")
         _require(0 <= self.seed < 2**63, f"seed is {self.seed}; a seed lies between 0 and 2^63 - 1")

@@ -12,7 +12,7 @@ from prunus.graph.trace import Node
 from prunus.graph.unify import Var, add_up, call, find, freeze, unify
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "__matmul__")
+@rule("matmul", "mm", "bmm", "mv", "dot")
 def matmul(a: Analysis, node: Node) -> list[Dims]:
     """The last dimension of the one meets the last but one of the other; dimensions before them broadcast."""
     return _matmul(a, node, node.args[0], node.args[1])

@@ -182,7 +182,7 @@ def repeat_interleave(a: Analysis, node: Node) -> list[Dims]:
 
 
 @rule("constant_pad_nd", "pad", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d")
-@rule("replication_pad2d", "replication_pad3d", "zero_pad2d")
+@rule("replication_pad2d", "replication_pad3d")
 def pad(a: Analysis, node: Node) -> list[Dims]:
     """Pixels are padded; a constant beside maps are maps of their own, as many as the result wants."""
     x, shape = a.of(node.args[0]), node.shapes[0] or ()
