@@ -223,4 +223,3 @@ def _smaller(
     tensors = slice_model(model, graph, keep, weights, form="graph")
     program = Exported(model, inputs).shrunk(graph, keep, tensors)
     return program, check(model, weights, program, inputs), "graph"
-
