@@ -18,6 +18,7 @@ from zoo_random import normal, seeded
 
 import prunus
 from prunus.front import analyse_and_prove
+from prunus.graph import analyse
 from prunus.surgery import Inputs, mask_sites, outputs, slice_model
 from prunus.surgery.known import SlicedAttention
 from prunus.surgery.verify import max_rel_diff
@@ -190,6 +191,10 @@ def test_a_sliced_one_is_copied_pickled_trained_and_shrunk_again() -> None:
 @pytest.mark.parametrize("options", [{"add_bias_kv": True}, {"add_zero_attn": True}], ids=str)
 def test_keys_that_are_always_there_go_to_the_graph_form(options: dict[str, Any]) -> None:
     model = seeded()(lambda: Cross(**options))()
+    graph = analyse(model, SIGNALS, units="heads")
+    assert type(slice_model(model, graph, drawn(graph, 0)).attn) is nn.MultiheadAttention
+    auto = analyse_and_prove(model, SIGNALS, units="heads")
+    assert (auto.form, auto.sizes) == ("graph", {"attn": HEADS})
     assert not analyse_and_prove(model, SIGNALS, units="heads", form="eager").groups
 
 

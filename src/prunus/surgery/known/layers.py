@@ -96,6 +96,5 @@ def prelu(module: nn.PReLU, kept: Kept) -> None:
 
 @known(nn.RNNBase)
 def recurrent(module: nn.RNNBase, kept: Kept) -> None:
-    """LSTM, GRU and RNN: what they read may shrink. They hold their weights in a list too: it takes the new ones."""
+    """LSTM, GRU and RNN: what they read may shrink."""
     module.input_size = module.weight_ih_l0.shape[1]  # type: ignore[index, assignment]
-    module._init_flat_weights()
