@@ -176,7 +176,7 @@ def test_per_example_needs_the_batch_in_front() -> None:
 
 
 def test_per_example_and_single_weights_exclude_each_other() -> None:
-    with pytest.raises(ModelError, match="cannot be used with units='weights'"):
+    with pytest.raises(ModelError, match="not for weights or blocks where they stand"):
         gated("mlp", "weights", per_example=True)
 
 

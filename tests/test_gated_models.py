@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import prunus
+from prunus.axes import spread
 from prunus.errors import ModelError
 from prunus.gated import Gated
 from prunus.graph import analyse
@@ -123,12 +124,14 @@ def test_second_derivatives_are_those_of_plain_operations(name: str) -> None:
     torch.manual_seed(7)
     noise = torch.rand(one.units, dtype=torch.float64)
     z = one.gates.sample(one.log_alpha, noise)
+    by_group = dict(zip(one.graph.sizes, z.split(list(one.graph.sizes.values())), strict=True))
     weights = {}
-    for (tensor, dim, _), part in zip(one._sites, one._along_sites(z), strict=True):
-        weight = one.model.get_parameter(tensor)
+    for axis in one.graph.sites():
+        weight = one.model.get_parameter(axis.tensor)
         shape = [1] * weight.dim()
-        shape[dim] = -1
-        weights[tensor] = weight * part.view(shape)
+        shape[axis.dim] = -1
+        weights[axis.tensor] = weight * spread(axis.term, by_group).view(shape)
+    assert len(weights) == len(one.graph.sites()) == 3 if name == "mlp" else 4
     slow = torch.autograd.grad(
         penalty(torch.func.functional_call(one.model, weights, (x,))), list(one.parameters()), allow_unused=True
     )

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from prunus.errors import ArtefactError, ModelError
+from prunus.scatter import Scattered
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,10 +169,10 @@ class Group:
     """Axes that can only shrink together.
 
     `members` are all its axes; `producers` those of weights that make the units; `consumers` the input axes of the
-    weights that read them. `sites` are where its gate acts, their terms naming what is gated there alone: the consumers,
-    because a unit gated there is ignored exactly, whatever stands between; the producers, where something adds up over
-    the units without a weight, so that dead ones must be zero. `unit` says what a unit is: map, neuron, head, ….
-    `chain` lists the operations that couple its axes.
+    weights that read them. `sites` are where its gate acts, their terms naming what is gated there alone: the
+    consumers, because a unit gated there is ignored exactly, whatever stands between; the producers, where something
+    adds up over the units without a weight, so that dead ones must be zero. `unit` says what a unit is: map, neuron,
+    head, weight, …. `chain` lists the operations that couple its axes.
     """
 
     name: str
@@ -186,7 +187,7 @@ class Group:
     @property
     def vanishes(self) -> bool:
         """Can all of it go? A branch beside a shortcut can; of layers one unit stays."""
-        return self.unit == "block"
+        return self.unit == "branch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +201,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """An axis that cannot shrink, the operation that froze it, and the module where that operation stands."""
+    """An axis that cannot shrink, the operation that froze it, and the module where that operation stands.
+
+    Where it could shrink had one asked for it, `units` says what to ask for.
+    """
 
     axis: str
     operation: str
     module: str
+    units: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,13 +237,13 @@ class Graph:
     """What the analysis says of a model: where its units lie, what couples them, and what they cost.
 
     `axes` holds the terms of every tensor, one a dimension. `selections` names, by module, the groups of input features
-    that surgery removes by an index selection before the layer. `scattered` names, by tensor, the groups of single
-    weights: these become exact zeros, not smaller tensors. `split` names, by module, what the number of groups of a
-    grouped convolution counts. `fixed_macs` are those of operations that no group touches. `aliases` maps every further
-    name of a shared tensor to the name it goes by here. `entangled` are gated tensors that not only one plain layer
-    uses, so that a gate on the weight is not the same as one on that layer's input. `blocks` names, by tensor, the groups of
-    the branches that it stands in: it goes with any of them. `form` is what surgery was proved in:
-    "eager", the model's own code, or "graph", its exported operations.
+    that surgery removes by an index selection before the layer. `scattered` says, by tensor, how weights that become
+    exact zeros are grouped. `split` names, by module, what the number of groups of a grouped convolution counts.
+    `fixed_macs` are those of operations that no group touches. `aliases` maps every further name of a shared tensor to
+    the name it goes by here. `entangled` are gated tensors that not only one plain layer uses, so that a gate on the
+    weight is not the same as one on that layer's input. `branches` names, by tensor, the groups of the branches that it
+    stands in: it goes with any of them. `form` is what surgery was proved in: "eager", the model's own code, "graph",
+    its exported operations, or "unproved", where there were no numbers to try with.
     """
 
     axes: dict[str, tuple[Term, ...]]
@@ -248,11 +253,11 @@ class Graph:
     tensors: dict[str, Stored] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     selections: dict[str, str] = field(default_factory=dict)
-    scattered: dict[str, str] = field(default_factory=dict)
+    scattered: dict[str, Scattered] = field(default_factory=dict)
     split: dict[str, Term] = field(default_factory=dict)
     fixed_macs: float = 0.0
     entangled: tuple[str, ...] = ()
-    blocks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    branches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     form: str = "eager"
 
     @property
@@ -271,9 +276,9 @@ class Graph:
         """Where gates act, each place once."""
         return list({(a.tensor, a.dim): a for group in self.groups for a in group.sites}.values())
 
-    def closed_blocks(self, keep: "Keep") -> set[str]:
+    def closed_branches(self, keep: "Keep") -> set[str]:
         """The tensors that go with branches of which nothing stays."""
-        return {tensor for tensor, names in self.blocks.items() if not all(keep.units[n].any() for n in names)}
+        return {tensor for tensor, names in self.branches.items() if not all(keep.units[n].any() for n in names)}
 
     def fine_axes(self) -> list[tuple[Axis, Both]]:
         """The axes on which a finer group lies over a base."""
@@ -293,7 +298,7 @@ class Graph:
         result: dict[str, list[tuple[Both, Tensor]]] = {}
         for group in self.groups:
             where = [(axis.tensor, axis.dim) for axis in group.consumers]
-            if where and group.unit not in ("input", "weight") and all(key in fine for key in where):
+            if where and group.unit not in ("input", "weight", "block") and all(key in fine for key in where):
                 result[group.name] = [(fine[key], owners(fine[key].base, group.name)) for key in where]
         return result
 

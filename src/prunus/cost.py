@@ -109,20 +109,20 @@ class Cost:
 
     def _tensor(self, name: str) -> Polynomial:
         if name in self.graph.scattered:
-            return {(self.graph.scattered[name],): 1.0}
-        polynomial: Polynomial = {self.graph.blocks.get(name, ()): 1.0}
+            layout, shape = self.graph.scattered[name], self.graph.tensors[name].shape
+            found: Polynomial = {(group,): float(numbers) for group, numbers in layout.numbers(shape).items()}
+            return _plus(found, {(): float(layout.rest(shape))}) if layout.rest(shape) else found
+        polynomial: Polynomial = {self.graph.branches.get(name, ()): 1.0}
         for term in self.graph.axes[name]:
             polynomial = _times(polynomial, count(term))
         return polynomial
 
     def _bytes(self, name: str, stored: Stored, polynomial: Polynomial) -> Polynomial:
-        """Values as they are stored; scattered weights as their values and one bit a place, as `save` writes them."""
+        """Values as they are stored; scattered weights as their values and one bit a unit, as `save` writes them."""
         result = {m: c * stored.itemsize for m, c in polynomial.items()}
         if name in self.graph.scattered:
-            places = 1
-            for size in stored.shape:
-                places *= size
-            result = _plus(result, {(): float((places + 7) // 8)})
+            units = sum(self.graph.scattered[name].units(stored.shape).values())
+            result = _plus(result, {(): float((units + 7) // 8)})
         return result
 
     @cached_property
@@ -130,8 +130,8 @@ class Cost:
         """By weight and group, how many numbers one unit stands for in the papers' counting."""
         result: dict[str, dict[str, float]] = defaultdict(dict)
         shapes = {name: stored.shape for name, stored in self.graph.tensors.items()}
-        for name, group in self.graph.scattered.items():
-            result[name][group] = 1.0
+        for name, layout in self.graph.scattered.items():
+            result[name] = {group: float(numbers) for group, numbers in layout.numbers(shapes[name]).items()}
         for group_ in self.graph.groups:
             maps = [axis for axis in group_.producers if len(shapes[axis.tensor]) > 2]
             for axis in maps or group_.consumers or group_.producers:

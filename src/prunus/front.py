@@ -36,10 +36,16 @@ def analyse_and_prove(
     freeze: str | Iterable[str] = (),
     form: str = "auto",
 ) -> Graph:
-    """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments."""
+    """Find what can shrink, and try every removal before it is promised; see `prunus.gate` for the arguments.
+
+    A model on the meta device has no numbers to try with: its graph says so by its form.
+    """
     inputs = Inputs.of(example_inputs)
     _one_of("form", form)
     only, freeze = _patterns("only", only), _patterns("freeze", freeze)
+    if isinstance(model, nn.Module) and any(p.is_meta for p in model.parameters()):
+        graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
+        return replace(graph, form="unproved")
     _check(model, inputs)
     graph = analyse(model, inputs.args, inputs.kwargs, units=units, only=only, freeze_names=freeze)
     graph = prove(model, graph, inputs, form)
@@ -109,7 +115,10 @@ def gate(
         units: kinds of units, one word or several: "structured" (maps, neurons, features, whole attention heads, and
             input features of linear layers where these can be gated finer: the papers' placement), "groups" (the same
             without input features), any of "maps", "neurons", "features", "heads", "inputs", "head_dims", "width" and
-            "blocks", or "weights" (one gate a weight).
+            "branches"; or, by itself, "weights" (one gate a weight), blocks such as "16x16" (one gate for so many rows
+            and columns of a weight seen as outputs x (inputs x kernel); smaller ones at its edges are groups of their
+            own), or "2:4" (one gate a weight; of every four in a row at most two are open, in training as in what is
+            deployed). These three leave exact zeros, not smaller tensors.
         only, freeze: patterns of group or module names to gate alone, or not to gate.
         form: "eager" gates what the model's own code can run without, "graph" what its exported operations can, "auto"
             (the default) takes the model's own code where that runs smaller and comes out equal, else its operations.
@@ -131,11 +140,13 @@ def gate(
     if isinstance(model, Gated):
         raise ModelError("This model carries gates already; gate the model inside it.")
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze, form=form)
+    if graph.form == "unproved":
+        raise ModelError("The model lies on the meta device, where it has no numbers to train: give it weights first.")
     if rescale:
         if model in _GATED:
             warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")
         _GATED.add(model)
-    return Gated(
+    gated = Gated(
         model,
         graph,
         keep=keep,
@@ -145,13 +156,15 @@ def gate(
         per_example=per_example,
         round_to=round_to,
     )
+    gated.form = form
+    return gated
 
 
 def shrink(
     gated: Gated,
     example_inputs: Any,
     *,
-    form: str = "auto",
+    form: str | None = None,
     evaluate: Callable[[nn.Module], float] | None = None,
     metric: Mapping[str, Any] | None = None,
     run: Mapping[str, Any] | None = None,
@@ -168,6 +181,7 @@ def shrink(
         example_inputs: as for `gate`.
         form: "eager": the user's own class with smaller parameters; "graph": its exported operations with their sizes
             set anew, for what eager code cannot run smaller; "auto": eager where that runs and is equal, else graph.
+            By default what `gate` was asked for.
         evaluate: gives a model's metric on the test set; the receipt then holds it for the gated and the shrunk model.
         metric: what is known of the metric already: its `name`, and the `dense` model's value.
         run: what the receipt says of the run (seed, epochs, …).
@@ -183,6 +197,7 @@ def shrink(
     inputs = Inputs.of(example_inputs)
     batches = (batches,) if isinstance(batches, int) else tuple(batches)
     land(gated)
+    form = gated.form if form is None else form
     _one_of("form", form)
     keep = gated.keep()
     weights = gated.fold()
@@ -206,7 +221,7 @@ def _smaller(
     why = None
     if form != "graph":
         proven = graph.form == "eager" or not graph.groups or graph.scattered
-        cut = "it cannot leave a branch out" if graph.closed_blocks(keep) else None
+        cut = "it cannot leave a branch out" if graph.closed_branches(keep) else None
         why = cut or (None if proven else holds(model, graph, keep, inputs))
         if why is None:
             small = slice_model(model, graph, keep, weights)

@@ -8,8 +8,7 @@ whose gate is zero is ignored exactly, whatever stands between its producer and 
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from numbers import Integral
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from prunus.axes import Axis, Graph, Keep, factors
+from prunus.axes import Graph, Keep
 from prunus.cost import MEASURES, Cost
 from prunus.errors import ModelError, is_number, nearest
 from prunus.gates import (
@@ -33,25 +32,11 @@ from prunus.gates import (
 )
 from prunus.graph import matches, stored_tensors
 from prunus.measure import batch_size, rounded
-from prunus.openness import Openness
+from prunus.openness import Openness, whole_step
+from prunus.rounds import Round, rounds_of
 
 CLOSED = 1e3  # below every log alpha, and small enough that ties among closed gates are still broken
 NOISE = 0.01  # the papers draw initial locations from a normal of this deviation
-
-
-@dataclass(frozen=True)
-class _Round:
-    """Gated axes of different weights: the name of the buffer that numbers their gates, the weights, the layout."""
-
-    index: str
-    names: list[str]
-    places: list[tuple[nn.Module, str]]
-    lengths: list[int]
-    shapes: list[tuple[int, ...]]
-
-    def weights(self) -> list[Any]:
-        """The weights as they are now."""
-        return [module._parameters[leaf] for module, leaf in self.places]
 
 
 class Gated(nn.Module):
@@ -86,13 +71,13 @@ class Gated(nn.Module):
         if gates is not None and not isinstance(gates, HardConcrete):
             raise ModelError(f"gates is a {type(gates).__name__}; the gates' distribution is a prunus.HardConcrete.")
         if per_example and graph.scattered:
-            raise ModelError("per_example draws gates for whole units; it cannot be used with units='weights'.")
+            raise ModelError("per_example draws gates for whole units, not for weights or blocks where they stand.")
         if per_example and graph.entangled:
             raise ModelError(
                 f"per_example multiplies gates into the inputs of linear layers and convolutions; {graph.entangled[0]} "
                 "is used in another way too: freeze its groups, or draw one sample a mini-batch."
             )
-        self.round_to = _whole_step(round_to, graph)
+        self.round_to = whole_step(round_to, graph)
         self.model = model
         self.graph = graph
         self.gates = gates or HardConcrete()
@@ -114,9 +99,12 @@ class Gated(nn.Module):
         self._mask: Tensor | None = None
         self._noisy = True
         self.landing: dict[str, Any] | None = None
+        self.form = "auto"  # of surgery, as asked for
         _show_allocator()
         if rescale and self.units:
             with torch.no_grad():
+                for start, stop, n, m in self.openness.most:  # of which no more than that share is ever open
+                    probabilities[start:stop].clamp_(max=n / m)
                 open_ = probabilities.to(self.log_alpha)
                 for name, weight in self._multiplied(1 / open_).items():
                     self.model.get_parameter(name).copy_(weight)
@@ -150,31 +138,12 @@ class Gated(nn.Module):
 
         A weight that carries gates along two dimensions is multiplied in two rounds.
         """
-        rounds: list[list[Axis]] = []
-        for axis in self.graph.sites():
-            free = next((one for one in rounds if all(axis.tensor != other.tensor for other in one)), None)
-            rounds.append([axis]) if free is None else free.append(axis)
-        self._rounds = [self._round(number, axes) for number, axes in enumerate(rounds)]
+        self._rounds, indices = rounds_of(self.model, self.graph, self.cost.offsets, self.units)
+        for one, index in zip(self._rounds, indices, strict=True):
+            self.register_buffer(one.index, index, persistent=False)
         self.openness = Openness(self.graph, self.round_to)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)
-
-    def _round(self, number: int, axes: list[Axis]) -> "_Round":
-        rows = [factors(axis.term, self.cost.offsets, self.units) for axis in axes]
-        depth = max(row.shape[0] for row in rows)
-        full = [torch.cat([r, torch.full((depth - r.shape[0], r.shape[1]), self.units)]) for r in rows]
-        index = torch.cat(full, dim=1)
-        plain = depth == 1 and torch.equal(index[0], torch.arange(self.units))
-        shapes = []
-        for axis in axes:
-            shape = [1] * len(self.graph.tensors[axis.tensor].shape)
-            shape[axis.dim] = -1
-            shapes.append(tuple(shape))
-        names = [axis.tensor for axis in axes]
-        paths = [name.rpartition(".") for name in names]
-        places = [(self.model.get_submodule(path), leaf) for path, _, leaf in paths]
-        self.register_buffer(f"_index{number}", None if plain else index, persistent=False)
-        return _Round(f"_index{number}", names, places, [axis.term.size for axis in axes], shapes)
 
     # ---- the forward pass ------------------------------------------------------------------------------------------
 
@@ -188,7 +157,10 @@ class Gated(nn.Module):
         if not self._noisy:
             z = self.gates.estimate(self.log_alpha.detach(), self.estimate).expand(shape)
         else:
-            z = Draw.apply(self.log_alpha, self._noise(shape), self.gates)
+            noise = self._noise(shape)  # becomes its own logit in drawing
+            z = Draw.apply(self.log_alpha, noise, self.gates)
+            if self.openness.most and self._mask is None:  # training sees what will be deployed
+                z = z * self.openness.limited(noise + self.log_alpha.detach())
         return z if self._mask is None else z * self._mask
 
     def _noise(self, shape: tuple[int, ...]) -> Tensor:
@@ -198,7 +170,9 @@ class Gated(nn.Module):
     def test_gates(self) -> Tensor:
         """All gates as they stand at test time, without noise."""
         z = self.gates.estimate(self.log_alpha.detach(), self.estimate)
-        return z if self._mask is None else z * self._mask
+        if self._mask is not None:
+            return z * self._mask
+        return z * self.openness.limited(self.openness.key(self.log_alpha)).to(z.dtype) if self.openness.most else z
 
     def _along_sites(self, z: Tensor, number: int = 0) -> tuple[Tensor, ...]:
         """What multiplies at every position of every gated axis of a round, one tensor an axis."""
@@ -211,10 +185,8 @@ class Gated(nn.Module):
         """The weights with one sample of gates multiplied in."""
         result: dict[str, Tensor] = {}
         if self.graph.scattered:
-            for tensor, group in self.graph.scattered.items():
-                start = self.cost.offsets[group]
+            for tensor, gate in self._scattered(z):
                 weight = self.model.get_parameter(tensor)
-                gate = z[start : start + weight.numel()].view_as(weight)
                 result[tensor] = weight * gate.to(weight.dtype)
             return result
         for one in self._rounds:
@@ -223,7 +195,13 @@ class Gated(nn.Module):
             result.update(zip(one.names, products, strict=True))
         return result
 
-    def _laid_out(self, one: "_Round") -> Sites:
+    def _scattered(self, z: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """What multiplies at every place of the weights that are removed where they stand."""
+        parts = dict(zip(self.graph.sizes, z.split(list(self.graph.sizes.values())), strict=True))
+        for tensor, layout in self.graph.scattered.items():
+            yield tensor, layout.over(parts, self.graph.tensors[tensor].shape)
+
+    def _laid_out(self, one: Round) -> Sites:
         return Sites(getattr(self, one.index), one.lengths, one.shapes)
 
     def _sampled(self) -> dict[str, Tensor]:
@@ -254,10 +232,15 @@ class Gated(nn.Module):
 
     # ---- what the gates say ----------------------------------------------------------------------------------------
 
-    def p_active(self) -> Tensor:
-        """The probability of every gate to be non-zero, differentiable: (units,)."""
+    def p_active(self, alone: bool = False) -> Tensor:
+        """The probability of every unit to be non-zero, differentiable: (units,).
+
+        Where at most n of every m weights stay, their sum is exact (`prunus.scatter.shared`); with `alone` it is every
+        gate's own probability, as if there were no others.
+        """
         if self._mask is None:
-            return self.gates.p_active(self.log_alpha)
+            p = self.gates.p_active(self.log_alpha)
+            return p if alone else self.openness.expected(p)
         return self.gates.p_active(self.log_alpha) * self._mask if self._noisy else self._mask
 
     def open_units(self, log_alpha: Tensor | None = None) -> Tensor:
@@ -309,10 +292,8 @@ class Gated(nn.Module):
         p = p.detach() if detach else p
         total = p.new_zeros(())
         gated_names: set[str] = set(self.graph.scattered)
-        for tensor, group in self.graph.scattered.items():
-            start = self.cost.offsets[group]
-            weight = self.model.get_parameter(tensor)
-            total = total + (weight.float().square().flatten() * p[start : start + weight.numel()]).sum()
+        for tensor, open_ in self._scattered(p) if self.graph.scattered else ():
+            total = total + (self.model.get_parameter(tensor).float().square() * open_).sum()
         squares: dict[str, Tensor] = {}
         for number, one in enumerate(self._rounds):
             for tensor, shape, open_ in zip(one.names, one.shapes, self._along_sites(p, number), strict=True):
@@ -390,19 +371,6 @@ class Gated(nn.Module):
         listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
         more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
         return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
-
-
-def _whole_step(round_to: Any, graph: Graph) -> int:
-    """What widths are rounded to, if it can be."""
-    if not isinstance(round_to, Integral) or isinstance(round_to, bool) or int(round_to) < 1:
-        raise ModelError(
-            f"round_to is {round_to!r}; write the whole number, 1 or more, of which the shrunk model's widths are to "
-            "be multiples, such as 8."
-        )
-    step = int(round_to)
-    if step > 1 and graph.scattered:
-        raise ModelError("round_to rounds the widths of layers; where single weights are removed, no width changes.")
-    return step
 
 
 def _show_allocator() -> None:

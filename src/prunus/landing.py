@@ -72,7 +72,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
     location = gated.log_alpha.detach().clone()
     open_ = gated.open_units(location)
     start = open_.clone()
-    p = gated.p_active().double()
+    p = gated.p_active(alone=True).double()
     about = ABOUT * gated.round_to
     limits = budget.limits.to(open_.device)
     while True:

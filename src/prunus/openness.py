@@ -1,5 +1,7 @@
 """From the gates' locations to the units that stay: in plain tensor code, without synchronisation."""
 
+from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -7,9 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prunus.axes import Graph, factors, groups_of
+from prunus.errors import ModelError
 from prunus.gates import lay
+from prunus.scatter import shared, within
 
-WIDTHS = frozenset({"map", "neuron", "input", "feature", "width"})  # units whose number is a width of a layer, which `round_to` rounds
+WIDTHS = frozenset(
+    {"map", "neuron", "input", "feature", "width"}
+)  # units whose number is a width of a layer, which `round_to` rounds
 TIE = 1e-9  # breaks ties between equal gates, by order; far below any difference that training makes
 
 
@@ -24,6 +30,8 @@ class Openness(nn.Module):
     probable closed units make up the number: their gates are zero still, so keeping them is exact, and rounding up
     means that nothing is taken which training left. Of finer units the positions under open bases count, and "all" are
     all of these.
+
+    Where at most n of every m weights stay, these are the n most probable.
     """
 
     segment: Tensor
@@ -49,6 +57,14 @@ class Openness(nn.Module):
         vanishing = torch.tensor([group.vanishes for group in graph.groups], dtype=torch.bool)
         self.register_buffer("vanishing", vanishing if bool(vanishing.any()) else None, persistent=False)
         self.register_buffer("tie", TIE * torch.arange(units, dtype=torch.float64), persistent=False)
+        self.most: list[tuple[int, int, int, int]] = []  # from this unit to that one at most n of every m
+        for layout in graph.scattered.values():
+            if layout.most is not None:
+                start = offsets[str(layout.groups[0])]
+                stop = start + graph.sizes[str(layout.groups[0])]
+                if self.most and self.most[-1][1:] == (start, *layout.most):
+                    start = self.most.pop()[0]
+                self.most.append((start, stop, *layout.most))
         self.fine: list[tuple[int, int, str]] = []
         for k, (_, both) in enumerate(graph.fine_axes()):
             if groups_of(both.base):
@@ -81,6 +97,26 @@ class Openness(nn.Module):
             best = best.masked_fill(self.vanishing, torch.inf)
         return best.index_select(0, self.segment)
 
+    @torch.no_grad()
+    def limited(self, values: Tensor) -> Tensor:
+        """One where a unit may be open at all: where at most n of every m may, at those with the greatest values."""
+        if [one[:2] for one in self.most] == [(0, values.shape[-1])]:
+            return within(values, *self.most[0][2:])
+        result = torch.ones_like(values)
+        for start, stop, n, m in self.most:
+            result[..., start:stop] = within(values[..., start:stop], n, m)
+        return result
+
+    def expected(self, p: Tensor) -> Tensor:
+        """From every gate's own probability to be open to that of its unit, where at most n of every m may be."""
+        if not self.most:
+            return p
+        ends = [0, *(end for start, stop, _, _ in self.most for end in (start, stop)), p.shape[-1]]
+        parts = list(p.split([b - a for a, b in pairwise(ends)], dim=-1))
+        for k, (_, _, n, m) in enumerate(self.most):
+            parts[2 * k + 1] = shared(parts[2 * k + 1], n, m)
+        return torch.cat(parts, dim=-1)
+
     def kept(self, key: Tensor, threshold: float) -> Tensor:
         """The units that surgery keeps, 0 or 1."""
         open_ = self.asked(key, threshold)
@@ -90,6 +126,8 @@ class Openness(nn.Module):
     def asked(self, key: Tensor, threshold: float) -> Tensor:
         """Those of them that the gates ask for: without what makes up round numbers."""
         raw = (key > threshold).to(key.dtype)
+        if self.most:
+            raw = raw * self.limited(key)
         open_ = raw.maximum((key == self.best(key)).to(key.dtype))
         for start, stop, name in self.fine:
             base = getattr(self, name)
@@ -141,6 +179,8 @@ class Openness(nn.Module):
         if self.round_to > 1:
             return self.kept(self.key(location), threshold)
         open_ = location > threshold
+        if self.most:
+            return open_ * self.limited(location)
         if not self.fine:
             return open_
         open_ = open_.to(location.dtype)
@@ -156,3 +196,16 @@ class Openness(nn.Module):
         for at, end, name in places:
             read.index_add_(0, getattr(self, name), open_[at:end])
         return read[:-1] > 0
+
+
+def whole_step(round_to: Any, graph: Graph) -> int:
+    """What widths are rounded to, if it can be."""
+    if not isinstance(round_to, Integral) or isinstance(round_to, bool) or int(round_to) < 1:
+        raise ModelError(
+            f"round_to is {round_to!r}; write the whole number, 1 or more, of which the shrunk model's widths are to "
+            "be multiples, such as 8."
+        )
+    step = int(round_to)
+    if step > 1 and graph.scattered:
+        raise ModelError("round_to rounds the widths of layers; where single weights are removed, no width changes.")
+    return step

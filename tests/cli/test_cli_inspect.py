@@ -49,6 +49,13 @@ def test_a_users_factory(here: Path) -> None:
     assert described("--model", "clinets:bare", "--input", "2x3x8x8") == found
     found = described("--model", "clinets:small", "--data", "digits", "--units", "weights")
     assert {group["unit"] for group in found["groups"]} == {"weight"}
+    found = described("--model", "clinets:small", "--data", "digits", "--units", "4x16")
+    assert [(g["name"], g["size"], g["unit"]) for g in found["groups"]] == [
+        ("1.weight", 16, "block"), ("3.weight", 2, "block"),
+    ]  # fmt: skip
+    for kind, said in (("4x16", "blocks of 4x16 weights"), ("2:4", "2 of every 4 of its weights at most")):
+        shown = call("inspect", "--model", "clinets:small", "--data", "digits", "--units", kind)
+        assert (shown.code, said in shown.out) == (0, True)
 
 
 def test_the_table(here: Path) -> None:

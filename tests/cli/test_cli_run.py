@@ -21,7 +21,7 @@ from prunus.models import MLP
 from prunus.train import Settings
 
 FILES = ("receipt.json", "small.safetensors", "report.html", "log.jsonl", "checkpoint")
-RUN_KEYS = {"seed", "seconds", "device", "versions", "epochs", "method", "landing"}
+RUN_KEYS = {"seed", "seconds", "device", "versions", "epochs", "method", "round_to", "landing"}
 
 
 @pytest.fixture
@@ -61,6 +61,19 @@ def test_widths_are_round_if_asked_also_when_a_run_goes_on(here: Path) -> None:
     assert (said.code, "--round-to 8, not 16" in said.err) == (2, True)
     said = call(*words, "--round-to", "0", "--overwrite")
     assert (said.code, "--round-to is 0; it must be 1 or more" in said.err) == (2, True)
+
+
+@pytest.mark.parametrize("units", ["2:4", "8x8"])
+def test_weights_removed_where_they_stand(units: str, here: Path) -> None:
+    words = (*SHORT, "--no-baseline", "--units", units, "--out", "run", "--quiet")
+    said = call(*words)
+    assert said.code == 0, said.err
+    facts = receipt(here / "run")
+    assert facts["deployed"]["params"] <= 0.5 * facts["dense"]["params"]
+    small = prunus.load(MLP(inputs=64), here / "run" / "small.safetensors")
+    assert sum(int((p != 0).sum()) for p in small.parameters()) <= facts["deployed"]["params"]
+    assert call("shrink", "run").code == 0
+    assert receipt(here / "run")["groups"] == facts["groups"]
 
 
 def test_what_it_shows(finished: tuple[Path, Said]) -> None:

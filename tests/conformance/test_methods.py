@@ -147,6 +147,9 @@ METHODS = {
     "noiseless": Method(gate={"estimate": "noiseless"}),
     "groups": Method(gate={"units": "groups"}),
     "weights": Method(gate={"units": "weights"}),
+    "blocks": Method(gate={"units": "2x3"}),
+    "one of two": Method(gate={"units": "1:2"}),
+    "round": Method(gate={"round_to": 2}),
     "penalised": Method(penalty="0.03/N"),
 }
 CASES = [(method, problem) for method in METHODS for problem in PROBLEMS]
@@ -154,7 +157,7 @@ every = pytest.mark.parametrize("method, problem", CASES)
 
 
 def test_as_many_cases_are_tried_as_there_are() -> None:
-    assert (len(METHODS), len(PROBLEMS), len(CASES)) == (10, 3, 30)
+    assert (len(METHODS), len(PROBLEMS), len(CASES)) == (13, 3, 39)
 
 
 # ---- one training for all the tests of a case ------------------------------------------------------------------------

@@ -70,7 +70,7 @@ def test_the_cost_of_a_keep_is_what_is_counted_on_the_sliced_module(case: Case) 
 def test_what_proving_leaves_is_counted_too(units: str) -> None:
     case = next(case for case in CASES if case.name == "view literal")
     model = case.make()
-    graph = prove(model, analyse(model, case.args(), units=units), case.args())
+    graph = prove(model, analyse(model, case.args(), units=units), case.args(), "eager")
     assert list(graph.sizes) == (["fc.inputs"] if units == "structured" else [])
     keep = random_keep(graph, 0).closed()
     assert Cost(graph).of(keep) == counted(slice_model(model, graph, keep), case)

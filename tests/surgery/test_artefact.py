@@ -10,6 +10,7 @@ import pickle
 import random
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,11 +31,15 @@ from prunus.axes import Graph
 from prunus.errors import ArtefactError, ModelError, OutputError
 from prunus.front import analyse_and_prove
 from prunus.gated import Gated
-from prunus.surgery import Inputs, SelectedLinear, slice_model
+from prunus.surgery import Exported, Inputs, Program, SelectedLinear, slice_model
 from prunus.surgery.artefact import plan_of
 from prunus.surgery.verify import max_rel_diff, outputs
 
 ZOO = {case.name: case for case in CASES}
+ZOO["mlp blocks"] = replace(ZOO["mlp weights"], name="mlp blocks", units="5x3")
+ZOO["mlp 2:4"] = replace(ZOO["mlp weights"], name="mlp 2:4", units="2:4")
+CASES = list(ZOO.values())
+WEIGHTS = ("mlp weights", "mlp blocks", "mlp 2:4")
 
 
 @cache
@@ -53,7 +58,7 @@ def inputs_of(name: str, dtype: torch.dtype = torch.float32) -> Inputs:
 
 
 def small_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Gated, nn.Module]:
-    """A gated model whose gates stand anywhere, and its slice."""
+    """A gated model whose gates stand anywhere, and its slice, as operations where its own code holds sizes."""
     model, graph = analysed(name)
     if dtype != torch.float32:
         case = ZOO[name]
@@ -64,7 +69,10 @@ def small_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) ->
         gated.log_alpha.copy_(2 * torch.randn(gated.units, generator=torch.Generator().manual_seed(seed)) - 1)
     keep = gated.keep()
     small = slice_model(gated.model, graph, keep, gated.fold())
-    small.prunus_plan = plan_of(graph, keep)  # type: ignore[assignment]
+    inputs = inputs_of(name, dtype)
+    if graph.form == "graph":
+        small = Exported(gated.model, inputs).shrunk(graph, keep, small)
+    small.prunus_plan = plan_of(graph, keep, graph.form, inputs)  # type: ignore[assignment]
     return gated, small
 
 
@@ -110,7 +118,7 @@ def test_a_shrunk_model_comes_back_on_a_fresh_dense_one(case: Case, tmp_path: Pa
         before = {name: value.clone() for name, value in dense.state_dict().items()}
         loaded = prunus.load(dense, path)
         alike(small, loaded)
-        assert type(loaded) is type(dense)
+        assert type(loaded) is (Program if gated.graph.form == "graph" else type(dense))
         x = inputs_of(case.name)
         assert max_rel_diff(outputs(small, x), outputs(loaded, x)) == 0
         assert max_rel_diff(outputs(gated.eval(), x), outputs(loaded, x)) < 1e-5
@@ -141,7 +149,7 @@ def test_the_file_holds_the_weights_and_the_plan_and_nothing_else(case: Case, tm
     assert stored == len(raw) - 8 - length == gated.cost.of(gated.keep())["bytes"]
 
 
-@pytest.mark.parametrize("name", ["lenet", "residual", "tied", "mlp weights"])
+@pytest.mark.parametrize("name", ["lenet", "residual", "tied", *WEIGHTS])
 def test_the_tensors_bytes_are_what_the_receipt_says(name: str, tmp_path: Path) -> None:
     case = ZOO[name]
     gated, _ = small_model(name, 1)
@@ -153,7 +161,7 @@ def test_the_tensors_bytes_are_what_the_receipt_says(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("name", ["residual", "lenet", "mlp weights", "tied"])
+@pytest.mark.parametrize("name", ["residual", "lenet", *WEIGHTS, "tied"])
 def test_the_precision_that_was_deployed_comes_back(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     _, small = small_model(name, 2, dtype)
     path = tmp_path / "small.safetensors"
@@ -238,12 +246,12 @@ def test_single_weights_are_stored_as_values_and_bits(tmp_path: Path) -> None:
     gated, small = small_model("mlp weights", 6)
     prunus.save(small, tmp_path / "small.safetensors")
     tensors = load_file(tmp_path / "small.safetensors")
-    for name, group in gated.graph.scattered.items():
+    for name, layout in gated.graph.scattered.items():
         dense = small.get_parameter(name).detach().flatten().tolist()
         values, places = tensors[name].tolist(), tensors[f"{name}:places"].tolist()
         assert len(places) == math.ceil(len(dense) / 8)
         open_ = [k for k in range(len(dense)) if places[k // 8] >> k % 8 & 1]
-        assert open_ == gated.keep().kept()[group]
+        assert open_ == gated.keep().kept()[str(layout.groups[0])]
         assert [dense[k] for k in open_] == values
         assert sum(value != 0 for value in dense) == len(values)
     assert all(group["kept"] == [] for group in plan_in(tmp_path / "small.safetensors")["groups"].values())
@@ -370,7 +378,7 @@ def test_a_file_cut_anywhere(saved: Callable[[str], Path], tmp_path: Path) -> No
     refused(model, path)
 
 
-@pytest.mark.parametrize("name", ["mlp", "tied", "mlp weights"])
+@pytest.mark.parametrize("name", ["mlp", "tied", *WEIGHTS])
 def test_a_byte_that_flipped_is_noticed_wherever_it_stands(
     name: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -517,7 +525,7 @@ def forge(path: Path, small: nn.Module, plan: Any, tensors: dict[str, Tensor] | 
 
 def test_a_forged_file_with_the_true_plan_is_a_true_file(saved: Callable[[str], Path], tmp_path: Path) -> None:
     """So that what the following tests see refused is refused for the lie."""
-    for name in ("mlp", "tied", "grouped", "mlp weights"):
+    for name in ("mlp", "tied", "grouped", *WEIGHTS):
         _, small = small_model(name, 3)
         alike(prunus.load(fresh(name), forge(tmp_path / "a.safetensors", small, plan_in(saved(name)))), small)
 
@@ -588,7 +596,7 @@ class Watch(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("name", ["mlp", "tied", "grouped", "mlp weights", "two flattened branches"])
+@pytest.mark.parametrize("name", ["mlp", "tied", "grouped", *WEIGHTS, "two flattened branches"])
 def test_a_plan_changed_anywhere_is_refused_or_means_the_same(
     name: str, saved: Callable[[str], Path], tmp_path: Path
 ) -> None:
@@ -633,7 +641,7 @@ def test_a_plan_changed_anywhere_is_refused_or_means_the_same(
     assert found["refused"] > 50
 
 
-@pytest.mark.parametrize("name", ["mlp", "grouped", "mlp weights", "two flattened branches"])
+@pytest.mark.parametrize("name", ["mlp", "grouped", *WEIGHTS, "two flattened branches"])
 @pytest.mark.parametrize("size", [2**31, 2**39, 2**40 - 1, 2**63, 10**300], ids=str)
 def test_a_size_that_is_claimed_is_never_allocated(
     name: str, size: int, saved: Callable[[str], Path], tmp_path: Path
@@ -769,9 +777,10 @@ def test_weights_that_do_not_fit_the_plan(saved: Callable[[str], Path], tmp_path
     assert prunus.load(residual(), forge(path, small, plan, other)).get_parameter("head.bias").dtype == torch.float64
 
 
-def test_places_that_do_not_fit_their_values(saved: Callable[[str], Path], tmp_path: Path) -> None:
-    plan, small = plan_in(saved("mlp weights")), small_model("mlp weights", 3)[1]
-    good = load_file(saved("mlp weights"))
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_places_that_do_not_fit_their_values(name: str, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    plan, small = plan_in(saved(name)), small_model(name, 3)[1]
+    good = load_file(saved(name))
     name = "3.weight"
     places = good[f"{name}:places"]
     wrong = {
@@ -791,3 +800,69 @@ def test_places_that_do_not_fit_their_values(saved: Callable[[str], Path], tmp_p
         assert refused(mlp(), path), what
     path = forge(tmp_path / "a.safetensors", honest, plan, good)  # type: ignore[arg-type]
     alike(prunus.load(mlp(), path), small)
+
+
+def test_blocks_are_stored_as_values_and_bits(tmp_path: Path) -> None:
+    """Unpacked by plain loops: which block a weight lies in, and the bit of that block."""
+    gated, small = small_model("mlp blocks", 6)
+    prunus.save(small, tmp_path / "small.safetensors")
+    tensors, kept = load_file(tmp_path / "small.safetensors"), gated.keep().kept()
+    assert list(gated.graph.sizes)[:3] == ["1.weight", "1.weight#right", "1.weight#bottom"]
+    stored = 0
+    for name in ("1.weight", "3.weight", "5.weight"):
+        weight, parts, bits = small.get_parameter(name).detach(), {}, []
+        rows, columns = weight.shape
+        counts = {"": rows // 5 * (columns // 3), "#right": rows // 5 * (columns % 3 > 0)}
+        counts["#bottom"] = (rows % 5 > 0) * (columns // 3)
+        for part, count in counts.items():
+            parts[part] = count if name + part in gated.graph.sizes else 0
+            bits += [(part, k) for k in range(parts[part])]
+        places = tensors[f"{name}:places"].tolist()
+        open_ = {one for k, one in enumerate(bits) if places[k // 8] >> k % 8 & 1}
+        assert open_ == {(p, k) for p in parts if parts[p] for k in kept[name + p]}
+        values = tensors[name].tolist()
+        for i, j in itertools.product(range(rows), range(columns)):
+            right, low = j >= columns // 3 * 3, i >= rows // 5 * 5
+            part = "#corner" if right and low else "#right" if right else "#bottom" if low else ""
+            number = j // 3 if low else i // 5 if right else i // 5 * (columns // 3) + j // 3
+            if not parts.get(part) or (part, number) in open_:
+                assert weight[i, j] == values.pop(0)
+            else:
+                assert weight[i, j] == 0
+        assert not values
+        stored += 4 * tensors[name].numel() + len(places)
+    assert gated.deployed()["bytes"] == stored + 4 * (12 + 10 + 4)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"block": [0, 3]}, {"block": [5]}, {"block": [5, 3.0]}, {"block": [True, 3]}, {"block": None},
+        {"block": [2**50, 1]}, {"block": [2**30, 1]}, {"block": [12, 16]}, {"block": [4, 4]}, {"most": [2, 4]},
+        {"most": "2:4"}, {"groups": []}, {"groups": [None] * 4}, {"groups": ["1.weight"]}, {"groups": ["1.weight"] * 4},
+        {"groups": ["1.weight", 1, 1, 1]}, {"groups": ["3.weight", "3.weight#right", None, None]},
+        {"groups": ["1.weight", None, None, None]}, {"more": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_blocks_that_lie_are_refused(change: Any, saved: Callable[[str], Path], tmp_path: Path) -> None:
+    plan, small = plan_in(saved("mlp blocks")), small_model("mlp blocks", 3)[1]
+    honest = SimpleNamespace(prunus_plan={**small.prunus_plan, "scattered": {}})
+    lie = put(plan, ("scattered", "1.weight"), plan["scattered"]["1.weight"] | change)
+    path = forge(tmp_path / "a.safetensors", honest, lie, load_file(saved("mlp blocks")))  # type: ignore[arg-type]
+    with Watch() as watch:
+        refused(mlp(), path)
+    assert watch.largest < 20_000
+
+
+@pytest.mark.parametrize(
+    "most", [[2, 3], [1, 4], [4, 4], [0, 4], [2, 5], [5, 4], [-1, 4], [2, 2**39], [2.0, 4]], ids=str
+)
+def test_a_file_that_keeps_more_than_its_pattern_says_is_refused(
+    most: Any, saved: Callable[[str], Path], tmp_path: Path
+) -> None:
+    plan, small = plan_in(saved("mlp 2:4")), small_model("mlp 2:4", 3)[1]
+    honest = SimpleNamespace(prunus_plan={**small.prunus_plan, "scattered": {}})
+    lie = put(plan, ("scattered", "1.weight", "most"), most)
+    path = forge(tmp_path / "a.safetensors", honest, lie, load_file(saved("mlp 2:4")))  # type: ignore[arg-type]
+    refused(mlp(), path)

@@ -69,6 +69,8 @@ def test_the_sliced_model_equals_the_masked_one(case: Case) -> None:
     graph = analyse(model, inputs.args, inputs.kwargs, units=case.units)
     proven = prove(model, graph, inputs)
     if case.name in ("view literal", "channel shuffle"):
+        assert (proven.sizes, proven.form) == (graph.sizes, "graph")
+        proven = prove(model, graph, inputs, "eager")
         assert set(proven.sizes) < set(graph.sizes)
     else:
         assert proven == graph

@@ -125,9 +125,18 @@ def test_a_zero_scalar_hides_no_error() -> None:
 
     net = Net(forward, a=nn.Linear(10, 16), b=nn.Linear(16, 10), o=nn.Linear(10, 2))
     net.al = nn.Parameter(torch.zeros(1))
-    graph = prunus.gate(net, torch.randn(4, 10), units="groups").graph
+    graph = prunus.gate(net, torch.randn(4, 10), units="groups", form="eager").graph
     assert "a" not in graph.sizes
     assert any("not exact" in frozen.operation for frozen in graph.frozen)
+    x = torch.randn(4, 10)
+    gated = prunus.gate(net, x, units="groups", rescale=False)  # as operations, the factor is a number, which stays what it was
+    assert (gated.graph.form, gated.graph.sizes) == ("graph", {"a": 16})
+    with torch.no_grad():
+        net.al.fill_(0.7)
+        gated.log_alpha.copy_(3 * torch.randn(16, generator=torch.Generator().manual_seed(3)))
+    small, receipt = prunus.shrink(gated, x, batches=())
+    assert receipt["form"] == "graph"
+    assert small.get_parameter("a.weight").shape[0] == len(receipt["groups"]["a"]["kept"]) < 16
 
 
 def test_a_function_that_holds_on_to_the_model_is_refused() -> None:
@@ -175,12 +184,15 @@ def test_other_values_lie_between_those_that_are_there() -> None:
 
 def test_macs_of_operations_without_a_rule_are_counted_and_stay() -> None:
     """A product with a parameter of the model's own, which no gate reaches: 256 MACs that nothing takes away."""
-    net = Net(lambda m, x: m.o((m.a(x).relu() @ m.w).relu()), a=nn.Linear(10, 16), o=nn.Linear(16, 2))
+    net = Net(
+        lambda m, x: m.o(torch.tensordot(m.a(x).relu(), m.w, 1).relu()), a=nn.Linear(10, 16), o=nn.Linear(16, 2)
+    )
     net.w = nn.Parameter(torch.randn(16, 16))
     x = torch.randn(4, 10)
     gated = prunus.gate(net, x)
     assert gated.cost.dense()["macs"] == 160 + 256 + 32
     assert gated.graph.fixed_macs >= 256
+    assert "a" not in gated.graph.sizes
     weights = prunus.gate(net, x, units="weights", rescale=False)
     budget = prunus.Budget(weights, macs=300)
     with pytest.warns(UserWarning, match="The landing had to close"):

@@ -11,12 +11,12 @@ from torch.nn import functional as F
 from prunus.axes import Graph, Keep
 from prunus.errors import InexactSurgery
 from prunus.graph import analyse
-from prunus.surgery import Inputs, check, mask_sites, prove, slice_model
+from prunus.surgery import Exported, Inputs, check, mask_sites, prove, slice_model
 from prunus.surgery.verify import TOLERANCE, max_rel_diff
 
 
-def proven(model: nn.Module, *args: Any, **options: Any) -> Graph:
-    return prove(model, analyse(model, args, **options), args)
+def proven(model: nn.Module, *args: Any, form: str = "auto", **options: Any) -> Graph:
+    return prove(model, analyse(model, args, **options), args, form)
 
 
 def refused(graph: Graph) -> dict[str, str]:
@@ -24,12 +24,31 @@ def refused(graph: Graph) -> dict[str, str]:
     return {f.axis: f.operation for f in graph.frozen if f.operation.startswith("removal")}
 
 
+def assert_its_operations_shrink(model: nn.Module, *args: Any, **options: Any) -> None:
+    """What the model's own code cannot run without, its exported operations can: nothing frozen, and exact."""
+    whole = analyse(model, args, **options)
+    assert proven(model, *args, form="eager", **options).sizes != whole.sizes
+    graph = proven(model, *args, **options)
+    assert (graph.sizes, graph.form, refused(graph)) == (whole.sizes, "graph", {})
+    assert graph == proven(model, *args, form="graph", **options)
+    exported = Exported(model, Inputs.of(args))
+    for seed in range(3):
+        generator = torch.Generator().manual_seed(seed)
+        units = {name: torch.rand(size, generator=generator) < 0.6 for name, size in graph.sizes.items()}
+        keep = Keep(graph, {name: mask for name, mask in units.items() if mask.any()}).closed()
+        masked = mask_sites(graph, keep, dict(model.named_parameters()) | dict(model.named_buffers()))
+        small = exported.shrunk(graph, keep, slice_model(model, graph, keep))
+        assert check(model, masked, small, args)["ok"]
+        assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
+
+
 # ---- literals in the code --------------------------------------------------------------------------------------------
 
 
 def test_a_literal_in_a_view_is_found_and_named() -> None:
     net = Net(lambda m, x: m.fc(m.conv(x).relu().view(-1, 8 * 49)), conv=nn.Conv2d(3, 8, 2), fc=nn.Linear(8 * 49, 4))
-    graph = proven(net, *images(batch=2)())
+    assert_its_operations_shrink(net, *images(batch=2)())
+    graph = proven(net, *images(batch=2)(), form="eager")
     assert list(graph.sizes) == ["fc.inputs"]  # an index selection does not change the view
     assert list(refused(graph)) == ["conv.weight[0]"]
     assert [f.module for f in graph.frozen if f.operation.startswith("removal")] == ["conv"]
@@ -38,7 +57,8 @@ def test_a_literal_in_a_view_is_found_and_named() -> None:
 def test_a_view_that_folds_maps_into_the_batch_is_found() -> None:
     """Half of the maps: the view takes two examples for one."""
     net = Net(lambda m, x: m.fc(m.conv(x).relu().view(-1, 2 * 49)), conv=nn.Conv2d(3, 2, 2), fc=nn.Linear(2 * 49, 4))
-    graph = proven(net, *images(batch=2)(), units="groups")
+    assert_its_operations_shrink(net, *images(batch=2)(), units="groups")
+    graph = proven(net, *images(batch=2)(), units="groups", form="eager")
     assert list(graph.sizes) == []
     assert "removal does not run (RuntimeError" in refused(graph)["conv.weight[0]"]
 
@@ -58,8 +78,9 @@ def test_a_channel_shuffle_with_a_literal_is_silently_wrong_and_named(groups: An
     net = shuffle(groups, per_group)
     before = analyse(net, images()())
     assert set(before.sizes) == {"a", "a#2"}
-    graph = proven(net, *images()())
-    assert list(graph.sizes) == [stays]
+    assert_its_operations_shrink(net, *images()())
+    graph = proven(net, *images()(), form="eager")
+    assert (list(graph.sizes), graph.form) == ([stays], "eager")
     assert len(refused(graph)) == 1
     keep = Keep(graph, {stays: torch.arange(graph.sizes[stays]) % 2 == 0})
     args = images()()
@@ -85,7 +106,8 @@ def test_a_literal_split_is_found() -> None:
         a=nn.Linear(6, 8),
         b=nn.Linear(8, 4),
     )
-    graph = proven(net, *vectors()(), units="groups")
+    assert_its_operations_shrink(net, *vectors()(), units="groups")
+    graph = proven(net, *vectors()(), units="groups", form="eager")
     assert list(graph.sizes) == []
     assert list(refused(graph)) == ["a.weight[0]"]
 
@@ -94,7 +116,8 @@ def test_a_zero_weight_hides_no_error() -> None:
     """A layer that starts at zero, as residual branches do: the shuffle before it is wrong all the same."""
     net = shuffle(4, None)
     nn.init.zeros_(net.get_parameter("b.weight"))
-    assert list(proven(net, *images()()).sizes) == ["a#2"]
+    assert list(proven(net, *images()(), form="eager").sizes) == ["a#2"]
+    assert proven(net, *images()()).sizes == {"a": 4, "a#2": 6}
 
 
 def test_fresh_batch_norms_hide_no_error() -> None:
@@ -104,7 +127,8 @@ def test_fresh_batch_norms_hide_no_error() -> None:
         return m.b(m.bn(x).view(n, 4, c // 4, h, w).transpose(1, 2).reshape(n, c, h, w))
 
     net = Net(forward, a=nn.Conv2d(3, 24, 3), bn=nn.BatchNorm2d(24), b=nn.Conv2d(24, 2, 1))
-    assert list(proven(net, *images()()).sizes) == ["a#2"]
+    assert list(proven(net, *images()(), form="eager").sizes) == ["a#2"]
+    assert_its_operations_shrink(net, *images()())
 
 
 def test_dropout_that_never_stops_proves_nothing() -> None:
@@ -119,7 +143,8 @@ def test_proving_leaves_what_is_right_and_the_model_alone() -> None:
     net = lenet()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     graph = analyse(net, images(1, 28)())
-    assert prove(net, graph, images(1, 28)()) is graph
+    for form in ("auto", "eager"):
+        assert prove(net, graph, images(1, 28)(), form) == graph
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert net.training
 

@@ -68,7 +68,7 @@ def test_the_receipt_holds_what_was_measured(tmp_path: Path) -> None:
     facts = receipt["run"]
     assert facts == {
         "seed": 5, "seconds": round(run.seconds, 3), "device": "cpu", "versions": versions(), "epochs": 4,
-        "method": "l0", "landing": facts["landing"],
+        "method": "l0", "round_to": 1, "landing": facts["landing"],
     }  # fmt: skip
     (landing,) = of_kind(read(tmp_path / "log.jsonl"), "landing")
     assert {key: landing[key] for key in facts["landing"]} == facts["landing"]

@@ -182,7 +182,8 @@ def refused(run: Run, error: type[Exception], message: str) -> None:
 @pytest.mark.parametrize(
     "name, value",
     [("seed", 1), ("weight_lr", 0.03), ("epochs", 6), ("batch_size", 16), ("ema", 0.9), ("polish", 0.2),
-     ("per_example", True), ("round_to", 2), ("accumulate", 2), ("dual_rate", 0.5), ("extrapolate", True), ("log_every", 3)],
+     ("per_example", True), ("round_to", 2), ("accumulate", 2), ("dual_rate", 0.5), ("extrapolate", True),
+     ("log_every", 3)],
 )  # fmt: skip
 def test_other_settings_are_refused_by_name(copied: Path, name: str, value: Any) -> None:
     run = make(copied, BUDGETS, **RUN | {name: value})

@@ -121,7 +121,12 @@ class Budget:
         lowest = torch.full((gated.units,), gated.gates.low)
         device = gated.log_alpha.device
         self.reach: list[float] = self._rows(gated.open_units(lowest.to(device)).cpu()).tolist()
-        floor = self._rows(gated.gates.p_active(lowest)).tolist()
+        highest, openness = torch.full((gated.units,), gated.gates.high, device=device), gated.openness
+        every = openness.kept(openness.key(highest), gated.threshold) if gated.units else highest
+        self.most: list[float] = self._rows(
+            every.cpu()
+        ).tolist()  # all gates open: the dense cost, but for n of every m
+        floor = self._rows(gated.openness.expected(gated.gates.p_active(lowest))).tolist()
         for k, line in enumerate(self.lines):
             limit, dense, least = float(self.limits[k]), self.dense[k], self.reach[k]
             if not dense:
@@ -139,8 +144,9 @@ class Budget:
                     f"The budget {line} cannot be reached by the expected cost, which never falls below "
                     f"{_number(floor[k], line)} because closed gates keep a small probability; use dual='deployed'."
                 )
-            if limit >= dense:
-                warn(f"The budget {line} allows what the dense model costs, {_number(dense, line)}: it does nothing.")
+            if limit >= self.most[k]:
+                whose = "the dense model costs" if self.most[k] == dense else "the model costs with all gates open"
+                warn(f"The budget {line} allows what {whose}, {_number(self.most[k], line)}: it does nothing.")
 
     def _move(self, device: torch.device) -> None:
         self.limits, self.now = self.limits.to(device), self.now.to(device)
@@ -148,7 +154,7 @@ class Budget:
             rows.to(device)
 
     def tighten(self, progress: float) -> None:
-        """Let the limits fall geometrically from the dense cost (progress 0) to what was asked for (progress 1).
+        """Let the limits fall geometrically from the cost with all gates open (progress 0) to what was asked for (1).
 
         Gates close by what they are worth only while the loss can still answer; a limit that is far below the present
         cost drives the multipliers up until everything closes at once.
@@ -156,8 +162,8 @@ class Budget:
         if not is_number(progress):
             raise BudgetError(f"tighten takes how far the limits have come down, from 0 to 1, not {progress!r}.")
         share = min(1.0, max(0.0, float(progress)))
-        dense = torch.tensor(self.dense, dtype=torch.float64, device=self.limits.device)
-        self.now.copy_(self.limits.clamp(max=dense) ** share * dense ** (1 - share) if share < 1 else self.limits)
+        most = torch.tensor(self.most, dtype=torch.float64, device=self.limits.device)
+        self.now.copy_(self.limits.clamp(max=most) ** share * most ** (1 - share) if share < 1 else self.limits)
 
     # ---- in a training loop ----------------------------------------------------------------------------------------
 
@@ -186,6 +192,8 @@ class Budget:
             multipliers = self.multiplier.weight.detach()
             if self.extrapolate and self._previous is not None:
                 multipliers = (multipliers + self.dual_rate * self._previous).relu()
+            if self.gated.openness.most:  # whose probabilities are not each gate's own
+                return torch.dot(multipliers, self.state().violation)
             self._prepare()
             value, expected, deployed = _Pressure.apply(self.gated.log_alpha, multipliers, self)
             self._see(expected, deployed)

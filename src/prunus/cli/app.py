@@ -31,7 +31,21 @@ Input = Annotated[
     str | None, typer.Option("--input", metavar="SHAPE", help="shape of example inputs, the batch first: 2x3x32x32")
 ]
 Units = Annotated[
-    str | None, typer.Option(metavar="KIND", help="what gets gates: structured (the default), groups or weights")
+    str | None,
+    typer.Option(
+        metavar="KINDS",
+        help="what gets gates: structured (the default), groups, or some of maps, neurons, features, heads, "
+        "inputs, head_dims, width and branches, with commas; or weights, 16x16, 2:4",
+    ),
+]
+Form = Annotated[
+    str | None, typer.Option(metavar="FORM", help="of the shrunk model: eager, graph or auto (the default)")
+]
+Only = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="gate these groups or modules alone; several times")
+]
+Freeze = Annotated[
+    list[str] | None, typer.Option(metavar="PATTERN", help="leave these groups or modules alone; several times")
 ]
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="cpu, cuda, cuda:1 and so on; the fastest there is by default")
@@ -90,13 +104,9 @@ def train(
     ] = None,
     input_: Input = None,
     units: Units = None,
-    only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="gate these groups or modules alone; several times")
-    ] = None,
-    freeze: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PATTERN", help="leave these groups or modules alone; several times"),
-    ] = None,
+    only: Only = None,
+    freeze: Freeze = None,
+    form: Form = None,
     method: Annotated[Word, _setting("how the budget is reached", "NAME")] = None,
     weight_lr: Annotated[Number, _setting("Adam's rate of the weights", "N")] = None,
     gate_lr: Annotated[Number, _setting("Adam's rate of the gates; by the steps if left out", "N")] = None,
@@ -126,7 +136,7 @@ def train(
 
     names = {
         "model": model, "data": data, "budgets": tuple(budget or ()), "units": units, "only": tuple(only or ()),
-        "freeze": tuple(freeze or ()), "inputs": input_, "baseline": baseline,
+        "freeze": tuple(freeze or ()), "form": form, "inputs": input_, "baseline": baseline,
     }  # fmt: skip
     given = {name: value for name, value in names.items() if value is not None and value != ()}
     settings = {name: context.params[name] for name in SETTINGS if context.params[name] is not None}
@@ -143,15 +153,27 @@ SETTINGS = (
 @app.command(short_help="Show what can shrink, and what cannot and why.")
 def inspect(
     model: Annotated[str, typer.Option(metavar="NAME", help="mlp, lenet5, or your own pkg.mod:factory")],
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="show why this group shrinks together, or is frozen")
+    ] = None,
     data: Data = None,
     input_: Input = None,
     units: Units = None,
+    only: Only = None,
+    freeze: Freeze = None,
+    form: Form = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON and nothing else")] = False,
 ) -> None:
     """Show what can shrink in a model, what that would save, and what is frozen and why."""
+    from prunus.cli.inspect import Asked
     from prunus.cli.inspect import inspect as work
 
-    work(model, data, input_, units or "structured", as_json)
+    work(
+        Asked(
+            model, group, data, input_, units or "structured", tuple(only or ()), tuple(freeze or ()), form or "auto",
+            as_json,
+        )
+    )  # fmt: skip
 
 
 @app.command(short_help="Shrink a run's last checkpoint.")

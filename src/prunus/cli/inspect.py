@@ -1,23 +1,32 @@
 """`prunus inspect`: what can shrink in a model, what it would save, and what is frozen and why."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from prunus import data as datasets
-from prunus.axes import Graph
+from prunus.axes import Axis, Graph
 from prunus.cli import speech
 from prunus.cli.sources import model_and_inputs
 from prunus.cli.tables import plain_table
 from prunus.cost import MEASURES, Cost
+from prunus.errors import ModelError, nearest
 from prunus.front import analyse_and_prove
-from prunus.gated import Gated
+from prunus.openness import Openness
 
 SHOWN = ("params", "macs")
+SHOWN_MEMBERS = 6
+FORMS = {
+    "eager": "Every removal was tried: the model's own code runs smaller, and comes out equal.",
+    "graph": "Every removal was tried: the model's exported operations run smaller, and come out equal; its own code "
+    "does not take all of them.",
+    "unproved": "The model has no numbers (meta device): removals were not tried.",
+}
 
 
 @dataclass(frozen=True)
@@ -45,19 +54,39 @@ def shares(graph: Graph, lowest: torch.Tensor) -> Shares:
     return Shares({group.name: row for group, row in zip(graph.groups, gone[1:-2], strict=True)}, gone[-2], named[-1])
 
 
-def inspect(name: str, data: str | None, inputs: str | None, units: str, as_json: bool) -> None:
+@dataclass(frozen=True)
+class Asked:
+    """What the command was asked for."""
+
+    model: str
+    group: str | None = None
+    data: str | None = None
+    inputs: str | None = None
+    units: str = "structured"
+    only: tuple[str, ...] = ()
+    freeze: tuple[str, ...] = ()
+    form: str = "auto"
+    as_json: bool = False
+
+
+def inspect(asked: Asked) -> None:
     """Run the command."""
-    loaded = datasets.load(data) if data else None
-    model, example = model_and_inputs(name, 0, loaded, inputs)
-    graph = analyse_and_prove(model, example, units=units)
-    gated = Gated(model, graph, rescale=False)
-    found = shares(graph, gated.open_units(torch.full((gated.units,), gated.gates.low)))
-    if as_json:
+    loaded = datasets.load(asked.data) if asked.data else None
+    model, example = model_and_inputs(asked.model, 0, loaded, asked.inputs)
+    graph = analyse_and_prove(model, example, units=asked.units, only=asked.only, freeze=asked.freeze, form=asked.form)
+    openness = Openness(graph)
+    closed = openness.kept(openness.key(torch.full((sum(graph.sizes.values()),), -1.0)), 0.0)
+    found = shares(graph, closed)
+    if asked.as_json:
         print(json.dumps(described(graph, found), indent=1))  # noqa: T201 (what was asked for, and nothing else)
         return
     console = speech.out()
+    if asked.group is not None:
+        explain(graph, found, asked.group, console)
+        return
     dense = Cost(graph).dense()
-    console.print(Text(f"{name}: {dense['params']:,} parameters, {dense['macs']:,} MACs an example"), soft_wrap=True)
+    text = f"{asked.model}: {dense['params']:,} parameters, {dense['macs']:,} MACs an example"
+    console.print(Text(text), soft_wrap=True)
     console.print()
     if graph.groups:
         console.print(_groups(graph, found))
@@ -67,11 +96,51 @@ def inspect(name: str, data: str | None, inputs: str | None, units: str, as_json
             f"{_floor(found.shrinkable['macs'])} of the MACs; the smallest budgets that can be reached: "
             f"params={_percent(found.reachable['params'])}, macs={_percent(found.reachable['macs'])}"
         )
+        console.print(FORMS[graph.form])
     else:
         console.print("Nothing in this model can shrink exactly.")
     if graph.frozen:
         console.print()
         console.print(_frozen(graph))
+
+
+def explain(graph: Graph, found: Shares, name: str, console: Console) -> None:
+    """Print why a group exists, or why an axis is frozen."""
+    frozen = [f for f in graph.frozen if name in (f.axis, f.axis.rpartition(".")[0], f.module)]
+    if name not in graph.sizes:
+        if not frozen:
+            known = [*graph.sizes, *(f.axis for f in graph.frozen)]
+            raise ModelError(f"There is no group and no frozen axis {name!r}; {nearest(name, known)}.")
+        console.print(_frozen(replace(graph, frozen=tuple(frozen))))
+        return
+    group, share = graph.group(name), found.groups[name]
+    units = f"{group.unit}s" if group.size != 1 else group.unit
+    console.print(
+        Text(
+            f"{name}: {group.size:,} {units}, {share['params']:.1%} of the parameters, {share['macs']:.1%} of the MACs"
+        )
+    )
+    console.print()
+    table = plain_table("", "operation", "in")
+    for column in table.columns:
+        column.justify = "left"
+    for step in group.chain:
+        table.add_row(step.role, Text(_bare(step.operation)), Text(step.module or "the model"))
+    if group.chain:
+        console.print(table)
+        console.print()
+    console.print(Text("shrinks together: " + ", ".join(map(_axis, group.members))), soft_wrap=True)
+    console.print(Text("gates act at: " + (", ".join(map(_axis, group.sites)) or "every weight")), soft_wrap=True)
+
+
+def _bare(operation: str) -> str:
+    """An operation's name without namespace and overload: aten.conv2d.default is conv2d."""
+    parts = operation.split(".")
+    return parts[1] if parts[0] == "aten" and len(parts) > 2 else operation
+
+
+def _axis(axis: Axis) -> str:
+    return str(axis) if axis.dim >= 0 else axis.tensor
 
 
 def described(graph: Graph, found: Shares) -> dict[str, Any]:
@@ -82,7 +151,7 @@ def described(graph: Graph, found: Shares) -> dict[str, Any]:
                 "name": group.name,
                 "size": group.size,
                 "unit": group.unit,
-                "members": [str(axis) for axis in group.members],
+                "members": [_axis(axis) for axis in group.members],
                 "share": found.groups[group.name],
             }
             for group in graph.groups
@@ -97,9 +166,12 @@ def _groups(graph: Graph, found: Shares) -> Table:
     table.columns[2].justify = "left"
     table.columns[5].justify = "left"
     table.columns[5].no_wrap = False
+    alone = {name: layout for layout in graph.scattered.values() for name in layout.groups}
     for group in graph.groups:
         share = found.groups[group.name]
-        members = ", ".join(str(axis) for axis in group.members) or "its weights one by one"
+        members = ", ".join(map(_axis, group.members[:SHOWN_MEMBERS])) or str(alone[group.name])
+        if len(group.members) > SHOWN_MEMBERS:
+            members += f" and {len(group.members) - SHOWN_MEMBERS} more"
         table.add_row(
             Text(group.name), f"{group.size:,}", f"{group.unit}s" if group.size != 1 else group.unit,
             f"{share['params']:.1%}", f"{share['macs']:.1%}", Text(members),
@@ -113,7 +185,8 @@ def _frozen(graph: Graph) -> Table:
         column.justify = "left"
         column.no_wrap = False
     for frozen in graph.frozen:
-        table.add_row(Text(frozen.axis), Text(frozen.operation), Text(frozen.module or "the model"))
+        why = frozen.operation + (f" (--units {frozen.units} gates it)" if frozen.units else "")
+        table.add_row(Text(frozen.axis), Text(why), Text(frozen.module or "the model"))
     return table
 
 

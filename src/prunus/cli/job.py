@@ -21,6 +21,7 @@ class Job:
         budgets: as they were written.
         settings: of `prunus.train.Settings`: those that were given, and all of them in a run's folder.
         units, only, freeze: what gets gates (`prunus.gate`).
+        form: of the shrunk model.
         inputs: the shape of example inputs ("2x3x32x32"), if given.
         baseline: train the dense model too.
         demo: the embedded demo, which may overwrite itself.
@@ -34,6 +35,7 @@ class Job:
     units: str = "structured"
     only: tuple[str, ...] = ()
     freeze: tuple[str, ...] = ()
+    form: str = "auto"
     inputs: str | None = None
     baseline: bool = False
     demo: bool = False

@@ -50,7 +50,7 @@ def build(job: Job, out: Path, device: str | None, progress: Progress | None = N
         device=device,
         names=(job.model, job.data),
         progress=progress,
-        gate_options={"units": job.units, "only": job.only, "freeze": job.freeze},
+        gate_options={"units": job.units, "only": job.only, "freeze": job.freeze, "form": job.form},
     )
     return run, dense
 

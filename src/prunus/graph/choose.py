@@ -54,7 +54,9 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         if group.name in gone:
             reason = gone[group.name]
             first = (group.members or (Axis(group.name, 0, Leaf(None, 1)),))[0]
-            frozen.append(Frozen(reason.axis or str(first), reason.operation, reason.module or first.tensor.rpartition(".")[0]))
+            frozen.append(
+                Frozen(reason.axis or str(first), reason.operation, reason.module or first.tensor.rpartition(".")[0])
+            )
     return replace(
         graph,
         axes={name: tuple(map(strip, terms)) for name, terms in graph.axes.items()},
@@ -73,10 +75,14 @@ def drop(graph: Graph, gone: Mapping[str, Frozen]) -> Graph:
         works=tuple(replace(work, positions=tuple(map(strip, work.positions))) for work in graph.works),
         split={module: strip(term) for module, term in graph.split.items()},
         selections={module: name for module, name in graph.selections.items() if name not in gone},
-        scattered={tensor: name for tensor, name in graph.scattered.items() if name not in gone},
-        blocks={
+        scattered={
+            tensor: rest
+            for tensor, rest in ((tensor, layout.without(gone)) for tensor, layout in graph.scattered.items())
+            if any(rest.groups)
+        },
+        branches={
             tensor: left
-            for tensor, names in graph.blocks.items()
+            for tensor, names in graph.branches.items()
             if (left := tuple(name for name in names if name not in gone))
         },
     )

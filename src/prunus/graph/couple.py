@@ -1,7 +1,6 @@
-"""From a walked model to its `Graph`: name the groups, resolve what lies along every axis, say what is frozen and why."""
+"""From a walked model to its `Graph`: name the groups, resolve every axis, say what is frozen and why."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -9,7 +8,6 @@ from torch import nn
 from prunus.axes import (
     Axis,
     Both,
-    Cat,
     Frozen,
     Graph,
     Group,
@@ -17,19 +15,20 @@ from prunus.axes import (
     Prod,
     Step,
     Term,
-    Work,
     groups_of,
     leaves,
-    simplified,
 )
-from prunus.graph.analysis import Analysis, Usage
-from prunus.graph.blocks import Branch, branches
+from prunus.graph.analysis import Analysis
+from prunus.graph.branches import Branch, branches
 from prunus.graph.chain import chains
 from prunus.graph.choose import choose
-from prunus.graph.kinds import EVERY, kinds_of
+from prunus.graph.kinds import EVERY, UNITS, kinds_of
+from prunus.graph.resolve import resolve, works_of
 from prunus.graph.trace import Traced, trace
-from prunus.graph.unify import Reason, Var, atoms, find
+from prunus.graph.unify import Reason, Var, atoms
 from prunus.graph.walk import walk
+from prunus.graph.weights import weights_graph
+from prunus.scatter import read
 
 PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 
@@ -48,17 +47,20 @@ def analyse(
     Args:
         model: any module that `torch.export` takes.
         args, kwargs: example inputs.
-        units: kinds of units, see `prunus.graph.kinds`.
+        units: kinds of units, see `prunus.graph.kinds`; or, by itself, "weights" (one gate a weight), "16x16" (one gate
+            a block of so many rows and columns of a weight), "2:4" (one gate a weight, of which at most two of every
+            four in a row stay).
         only: patterns of group or module names; everything else is frozen.
         freeze_names: patterns of group or module names to freeze.
 
     Raises:
         ModelError: the model cannot be exported, or a pattern names nothing.
     """
-    kinds = kinds_of(units)
+    kind = read(units)
+    kinds = kinds_of(units) if kind is None else frozenset()
     traced = trace(model, args, kwargs)
     state = walk(traced)
-    graph = _weights_graph(traced, state) if "weight" in kinds else _build(traced, state, kinds)
+    graph = weights_graph(traced, state, kind) if kind is not None else _build(traced, state, kinds)
     return choose(graph, only, freeze_names)
 
 
@@ -92,17 +94,6 @@ def _read(state: Analysis) -> set[int]:
     return {id(atom) for c in state.contractions for atom in atoms(c.axis)}
 
 
-def resolve(var: Var, names: Mapping[int, tuple[str, str]]) -> Term:
-    """What lies along an axis, in named groups and frozen positions."""
-    root = find(var)
-    if root.factors is not None:
-        return simplified(Prod(tuple(resolve(factor, names) for factor in root.factors)))
-    if root.segments is not None:
-        return simplified(Cat(tuple(resolve(segment, names) for segment in root.segments)))
-    known = names.get(id(root))
-    return Leaf(known[0] if known else None, root.size)
-
-
 def _contracted(whole: Var, part: Var, names: Mapping[int, tuple[str, str]]) -> Term:
     """The whole dimension as a term in which only the contracted part names groups."""
     inside = {id(atom) for atom in atoms(part)}
@@ -123,48 +114,36 @@ def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str,
             continue
         for dim, var in enumerate(state.tensors[tensor]):
             for atom in atoms(var):
-                loud = [reason for reason in atom.reasons if not reason.silent]
+                loud, ask = [reason for reason in atom.reasons if not reason.silent], ""
                 if not atom.reasons and id(atom) not in names:
-                    loud = [_not_chosen(atom, units.get(id(atom)), id(atom) in read)]
+                    reason, ask = _not_chosen(atom, units.get(id(atom)), id(atom) in read)
+                    loud = [reason]
                 if id(atom) not in seen and loud and atom.size > 1:
                     module = loud[0].module or _owner(tensor)
-                    found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module)] = None
+                    found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module, ask)] = None
                 seen.add(id(atom))
     return tuple(found)
 
 
-def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> Reason:
-    """Why an atom that nothing froze has no gates."""
+def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> tuple[Reason, str]:
+    """Why an atom that nothing froze has no gates, and which kind of units to ask for."""
     if unit is not None and (is_read or atom.sums):
-        return atom.sums[0] if atom.sums else Reason(f"units do not name {_kind(atom, unit)}s", "")
-    return Reason("no layer's own weight makes it" if is_read else "no layer reads it", "")
+        kind = _kind(atom, unit)
+        ask = next(word for word, kinds in UNITS.items() if kinds == {kind})
+        return (atom.sums[0] if atom.sums else Reason(f"units do not name {kind}s", "")), ask
+    return Reason("no layer's own weight makes it" if is_read else "no layer reads it", ""), ""
 
 
-def _works(
-    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]], cut: Sequence[Branch] = ()
-) -> tuple[Work, ...]:
-    return tuple(
-        Work(
-            usage.module,
-            usage.weight,
-            (*(resolve(var, names) for var in usage.positions), *_under(usage, cut)),
-            traced.batch,
-        )
-        for usage in state.usages
-    )
-
-
-def _under(usage: Usage, cut: Sequence[Branch]) -> list[Term]:
-    """The branches in which a product stands, but that do not take its weight along already."""
-    return [Leaf(b.name, 1) for b in cut if usage.node in b.nodes and usage.weight not in b.tensors]
-
-
-def _block(branch: Branch) -> Group:
+def _branch_group(branch: Branch, state: Analysis) -> Group:
     """A branch as a group of one unit, whose gate acts on the whole of its last layer's weight and bias."""
     whole = Leaf(branch.name, 1)
     members = tuple(Axis(tensor, -1, whole) for tensor in branch.tensors)
     sites = tuple(Axis(tensor, -1, whole) for tensor in branch.sites)
-    return Group(branch.name, 1, "block", members, (), (), sites)
+    nodes = {node.name: node for node in state.traced.nodes}
+    steps = [Step("passes", nodes[name].op, nodes[name].module) for name in branch.nodes]
+    added = nodes[branch.addition]
+    chain = (*steps, Step("joins", added.op, added.module))
+    return Group(branch.name, 1, "branch", members, (), (), sites, chain)
 
 
 def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
@@ -184,32 +163,31 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
         axes[weight] = (axes[weight][0], term)
         consumers[weight, 1] = sites[weight, 1] = term
         axis = Axis(weight, 1, term)
-        extra.append(Group(group, base.size, "input", (axis,), (), (axis,), (axis,)))
+        steps = (Step("reads", "aten.linear.default", module),)
+        extra.append(Group(group, base.size, "input", (axis,), (), (axis,), (axis,), steps))
     selected = {f"{module}.weight[1]" for module in selections}
     units = dict(names.values())
     way = chains(traced, state, names)
     groups = [_group(name, units[name], axes, consumers, sites, way.get(name, ()), state) for name in units]
-    cut = branches(state) if "block" in kinds else []
-    extra += [_block(branch) for branch in cut]
+    cut = branches(state) if "branch" in kinds else []
+    extra += [_branch_group(branch, state) for branch in cut]
     order = _reading_order(state, [*groups, *extra])
     return Graph(
         axes=axes,
         groups=tuple(sorted([*groups, *extra], key=lambda group: order[group.name])),
         frozen=tuple(f for f in _frozen_axes(traced, state, names) if f.axis not in selected),
-        works=_works(traced, state, names, cut),
+        works=works_of(traced, state, names, cut),
         tensors=traced.tensors,
         aliases=traced.aliases,
         fixed_macs=state.fixed_macs / traced.batch,
         selections=selections,
-        blocks={tensor: tuple(b.name for b in cut if tensor in b.tensors) for b in cut for tensor in b.tensors},
+        branches={tensor: tuple(b.name for b in cut if tensor in b.tensors) for b in cut for tensor in b.tensors},
         split={module: resolve(var, names) for module, var in state.split.items()},
         entangled=(*_entangled(state, sites), *(tensor for branch in cut for tensor in branch.sites)),
     )
 
 
-def _sites(
-    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]
-) -> dict[tuple[str, int], Term]:
+def _sites(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> dict[tuple[str, int], Term]:
     """Where gates act, with terms that name what is gated there alone.
 
     At the readers, or at everything that makes units whose dead ones must be zero: weights, biases, tables, tensors
@@ -224,7 +202,10 @@ def _sites(
     read = {(c.tensor, c.dim) for c in state.contractions}
     made = {(tensor, dim) for tensor, dim, _ in state.produced}
     for tensor, stored in traced.tensors.items():
-        only_scales = {role.split(".")[1] for role, _ in state.uses.get(tensor, []) if "." in role} <= {"mul", "rms_norm"}
+        only_scales = {role.split(".")[1] for role, _ in state.uses.get(tensor, []) if "." in role} <= {
+            "mul",
+            "rms_norm",
+        }
         for dim, var in enumerate(state.tensors[tensor]):
             inside = {id(atom) for atom in atoms(var)} & summed & set(names)
             makes = (tensor, dim) in made or ((tensor, dim) not in read and not only_scales)
@@ -322,7 +303,9 @@ def _selections(
             continue
         base = axes[c.tensor][1]
         from_input = all(
-            id(a) in names or a.size == 1 or (a.reasons and all(r.operation == "network input" or r.silent for r in a.reasons))
+            id(a) in names
+            or a.size == 1
+            or (a.reasons and all(r.operation == "network input" or r.silent for r in a.reasons))
             for a in atoms(c.axis)
         )
         grouped = groups_of(base)
@@ -348,28 +331,3 @@ def _names(term: Term) -> list[str]:
         (term.base, term.fine) if isinstance(term, Both) else term.factors if isinstance(term, Prod) else term.segments
     )
     return [name for part in parts for name in _names(part)]
-
-
-def _weights_graph(traced: Traced, state: Analysis) -> Graph:
-    """One gate a weight, on every weight that a linear layer or a convolution multiplies with."""
-    scattered: dict[str, str] = {}
-    groups = []
-    for usage in state.usages:  # depthwise convolutions too, which contract nothing
-        name = usage.weight
-        if not name or name in scattered or len({role for role, _ in state.uses[name]}) > 1:
-            continue
-        scattered[name] = name
-        size = prod(traced.tensors[name].shape)
-        groups.append(Group(name, size, "weight", (), (), ()))
-    axes: dict[str, tuple[Term, ...]] = {
-        name: tuple(Leaf(None, size) for size in stored.shape) for name, stored in traced.tensors.items()
-    }
-    return Graph(
-        axes=axes,
-        groups=tuple(groups),
-        works=_works(traced, state, {}),
-        tensors=traced.tensors,
-        aliases=traced.aliases,
-        fixed_macs=state.fixed_macs / traced.batch,
-        scattered=scattered,
-    )

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.axes import Stored
 from prunus.errors import ModelError, said
-from prunus.measure import counting
+from prunus.measure import batch_size, counting, with_batch
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,9 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
 
 
 def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+    own = args, kwargs
+    if batch_size(args, kwargs) == 1:  # export takes a size of one for a constant
+        args, kwargs = with_batch(args, 2, kwargs)
     free = any_batch(args, kwargs)
     if free is not None:
         try:
@@ -226,7 +229,7 @@ def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
             return _export(model, args, kwargs, free)
         except ModelError:
             pass  # a model whose code fixes the batch: the program runs on batches of the example's size
-    return _export(model, args, kwargs)
+    return _export(model, *own)
 
 
 def any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -277,13 +280,9 @@ def trace(
         elif shape is not None:
             (inputs if spec.kind == InputKind.USER_INPUT else constants)[name] = shape
     nodes, outputs = _listed(program.graph, {n: n.name for n in program.graph.nodes}, constants)
-    first = next(
-        (t for t in tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None
-    )
+    first = next((t for t in tree_leaves((args, dict(kwargs or {}))) if isinstance(t, Tensor)), None)
     batch = int(first.shape[0]) if first is not None and first.dim() > 0 else 1
     modules = {
         name: type(module).__module__ + "." + type(module).__qualname__ for name, module in model.named_modules()
     }
-    return Traced(
-        tuple(nodes), parameters, constants, inputs, outputs, tensors, aliases, batch, modules, program
-    )
+    return Traced(tuple(nodes), parameters, constants, inputs, outputs, tensors, aliases, batch, modules, program)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus import sealed
+from prunus import scatter, sealed
 from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.surgery.example import described, fabricated
@@ -43,8 +43,8 @@ def plan_of(graph: Graph, keep: Keep, form: str = "eager", inputs: Inputs | None
         "selections": graph.selections,
         "split": {module: to_json(term) for module, term in graph.split.items() if groups_of(term)},
         "aliases": graph.aliases,
-        "scattered": graph.scattered,
-        "blocks": {tensor: list(names) for tensor, names in graph.blocks.items()},
+        "scattered": {name: layout.to_json() for name, layout in graph.scattered.items()},
+        "branches": {tensor: list(names) for tensor, names in graph.branches.items()},
         "form": form,
         "inputs": described(inputs) if form == "graph" and inputs is not None else None,
     }
@@ -53,7 +53,7 @@ def plan_of(graph: Graph, keep: Keep, form: str = "eager", inputs: Inputs | None
 def save(small: nn.Module, path: str | Path) -> None:
     """Save a shrunk model: weights and buffers, the plan in the metadata; written whole or not at all.
 
-    Weights that were removed one by one are stored as their remaining values and one bit a place.
+    Weights that were removed where they stood are stored as what remains of them and one bit a unit: a place, a block.
     """
     plan = getattr(small, "prunus_plan", None)
     if not isinstance(plan, dict):
@@ -68,15 +68,18 @@ def save(small: nn.Module, path: str | Path) -> None:
             )
         value = value.detach().cpu().contiguous()
         if name in plan["scattered"]:
-            kept = torch.zeros(value.numel(), dtype=torch.bool)
-            kept[plan["groups"][plan["scattered"][name]]["kept"]] = True
-            tensors[f"{name}:places"] = _pack(kept)
-            value = value.flatten()[kept]
+            shape = tuple(value.shape)
+            layout = scatter.from_json(plan["scattered"][name], shape)
+            kept = {group: torch.zeros(count, dtype=torch.bool) for group, count in layout.units(shape).items()}
+            for group, units in kept.items():
+                units[plan["groups"][group]["kept"]] = True
+            tensors[f"{name}:places"] = _pack(torch.cat(list(kept.values())))
+            value = value[layout.over(kept, shape)]
         tensors[name] = value.clone()
     if plan["form"] == "graph" and plan["inputs"] is None:
         raise ModelError(
-            "This shrunk program cannot be saved: its example inputs hold objects that are no tensors, numbers or words, "
-            "and loading it needs inputs like them. torch.export.save(torch.export.export(...)) can keep it."
+            "This shrunk program cannot be saved: its example inputs hold objects that are no tensors, numbers or "
+            "words, and loading it needs inputs like them. torch.export.save(torch.export.export(...)) can keep it."
         )
     slim = dict(plan)
     if plan["scattered"]:  # the places say it already
@@ -114,7 +117,10 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
     if strange:
         raise ArtefactError(f"{path} belongs to another model: it knows nothing of the tensor {strange[0]!r}.")
     graph, keep = _graph(plan, model, dense, tensors)
-    scattered = {name: _unpack(tensors, name, dense[name]) for name in graph.scattered}
+    scattered = {
+        name: _unpack(tensors, name, layout.over(keep.units, tuple(dense[name].shape)))
+        for name, layout in graph.scattered.items()
+    }
     if plan["form"] not in ("eager", "graph"):
         raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
     small = slice_model(model, graph, keep, form=plan["form"])
@@ -156,11 +162,18 @@ def _graph(
         axes[name] = read
     split = {module: from_json(term) for module, term in plan["split"].items()}
     sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
-    sizes |= {group: dense[name].numel() for name, group in plan["scattered"].items()}
     counts = {module: count_of_groups(model.get_submodule(module)) for module in split}
     split = {module: term for module, term in split.items() if counts[module] is not None}  # others: a function's own
-    blocks = {tensor: tuple(names) for tensor, names in plan["blocks"].items()}
-    whole = {name for names in blocks.values() for name in names}
+    scattered = {name: scatter.from_json(value, tuple(dense[name].shape)) for name, value in plan["scattered"].items()}
+    for name, layout in scattered.items():
+        units = layout.units(tuple(dense[name].shape))
+        if any(group in sizes for group in units):
+            raise ArtefactError(f"The plan removes weights of {name!r} by a group that another tensor has.")
+        sizes |= units
+    branches = {tensor: tuple(names) for tensor, names in plan["branches"].items()}
+    whole = {name for names in branches.values() for name in names}
+    if whole & sizes.keys() or not branches.keys() <= dense.keys():
+        raise ArtefactError("The plan leaves out branches that the model does not have.")
     sizes |= dict.fromkeys(whole, 1)
     for module, term in split.items():
         if term.size != counts[module]:
@@ -169,7 +182,7 @@ def _graph(
     for name, group in plan["groups"].items():
         if sizes.get(name) != group["size"]:
             raise ArtefactError(f"The plan's group {name!r} does not have the size of its axes.")
-        groups.append(Group(name, sizes[name], "block" if name in whole else "", (), (), ()))
+        groups.append(Group(name, sizes[name], "branch" if name in whole else "", (), (), ()))
         kept[name] = group["kept"]
         if not isinstance(kept[name], list) or len(set(kept[name])) < len(kept[name]):
             raise ArtefactError(f"The plan must list the units of {name!r} that stay, each once.")
@@ -198,13 +211,18 @@ def _graph(
         aliases=plan["aliases"],
         selections=plan["selections"],
         split=split,
-        scattered=plan["scattered"],
-        blocks=blocks,
+        scattered=scattered,
+        branches=branches,
     )
     if graph.scattered:
-        kept = {
-            g: _places(tensors, name, dense[name]).nonzero().flatten().tolist() for name, g in graph.scattered.items()
-        }
+        kept = {}
+        for name, layout in scattered.items():
+            units = layout.units(tuple(dense[name].shape))
+            places = _places(tensors, name, sum(units.values()))
+            if layout.most is not None and bool((places.view(-1, layout.most[1]).sum(1) > layout.most[0]).any()):
+                raise ArtefactError(f"{name!r} keeps more of its weights than the {layout} that its plan says.")
+            for group, part in zip(units, places.split(list(units.values())), strict=True):
+                kept[group] = part.nonzero().flatten().tolist()
     return graph, Keep.of_indices(graph, kept)
 
 
@@ -233,17 +251,17 @@ def _pack(mask: Tensor) -> Tensor:
     return (padded.view(-1, 8) << torch.arange(8, dtype=torch.uint8)).sum(1).to(torch.uint8)
 
 
-def _places(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
+def _places(tensors: Mapping[str, Tensor], name: str, count: int) -> Tensor:
     bits = tensors[f"{name}:places"]
-    if bits.dtype != torch.uint8 or bits.numel() != (dense.numel() + 7) // 8:
+    if bits.dtype != torch.uint8 or bits.numel() != (count + 7) // 8:
         raise ArtefactError(f"The places of {name!r} do not have the size of that tensor.")
-    return ((bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8)) & 1).flatten()[: dense.numel()].bool()
+    return ((bits.view(-1, 1) >> torch.arange(8, dtype=torch.uint8)) & 1).flatten()[:count].bool()
 
 
-def _unpack(tensors: Mapping[str, Tensor], name: str, dense: Tensor) -> Tensor:
-    places, values = _places(tensors, name, dense), tensors[name]
+def _unpack(tensors: Mapping[str, Tensor], name: str, places: Tensor) -> Tensor:
+    values = tensors[name]
     if values.shape != (int(places.sum()),):
         raise ArtefactError(f"The values of {name!r} are not as many as their places.")
-    full = torch.zeros(dense.numel(), dtype=values.dtype)
+    full = torch.zeros(places.shape, dtype=values.dtype)
     full[places] = values
-    return full.view(dense.shape)
+    return full

@@ -1,9 +1,9 @@
 """The graph form of a shrunk model: its exported operations with every literal set anew, as a plain module.
 
-Eager code may hold sizes as numbers, in a view or a split, and then cannot run smaller. In the exported graph every such
-number stands at an axis that the analysis knows, so it can be set exactly. The result is a `torch.nn.Module` with the
-model's own parameter names: it trains (dropout and batch norm follow `train()` and `eval()`), moves, copies, is saved
-and exported like any other, and takes batches of any size where the model's code does.
+Eager code may hold sizes as numbers, in a view or a split, and then cannot run smaller. In the exported graph every
+such number stands at an axis that the analysis knows, so it can be set exactly. The result is a `torch.nn.Module` with
+the model's own parameter names: it trains (dropout and batch norm follow `train()` and `eval()`), moves, copies, is
+saved and exported like any other, and takes batches of any size where the model's code does.
 """
 
 import inspect
@@ -174,8 +174,9 @@ class Call:
         if spec != self.inputs:
             raise ModelError("This shrunk program takes inputs of the same structure as the example inputs alone.")
         for leaf, fixed in zip(flat, self.fixed, strict=True):
-            if fixed is not None and leaf != fixed[0]:
-                raise ModelError(f"This shrunk program was exported with {fixed[0]!r}, which cannot become {leaf!r}.")
+            if fixed is not None and (isinstance(leaf, Tensor) or leaf != fixed[0]):
+                leaf = "a tensor" if isinstance(leaf, Tensor) else repr(leaf)
+                raise ModelError(f"This shrunk program was exported with {fixed[0]!r}, which cannot become {leaf}.")
         return flat
 
     def result(self, flat: Any) -> Any:
@@ -213,7 +214,7 @@ class Exported:
         Args:
             graph: the analysis.
             keep: a closed Keep.
-            tensors: a module that holds the sliced tensors by name; those of closed blocks are taken out of it.
+            tensors: a module that holds the sliced tensors by name; those of closed branches are taken out of it.
         """
         names = self.check(graph)
         program = self.traced.program
@@ -222,10 +223,10 @@ class Exported:
         rewriting = Rewriting(self.state, names, keep, nodes)
         for one in self.traced.nodes:
             rewriting.apply(one)
-        for branch in branches(self.state) if graph.blocks else ():
+        for branch in branches(self.state) if graph.branches else ():
             if branch.name in graph.sizes and not keep.units[branch.name].any():
                 rewriting.cut(branch, self.traced)
-        gone = graph.closed_blocks(keep)
+        gone = graph.closed_branches(keep)
         gone |= {alias for alias, name in graph.aliases.items() if name in gone}
         selected = [m for m in graph.selections if hasattr(tensors.get_submodule(m), "selected")]
         places: list[str | None] = []

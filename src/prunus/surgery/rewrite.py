@@ -1,4 +1,4 @@
-"""Setting the literals of an exported graph: one entry an operation that holds a size, each read off the axis it stands at."""
+"""Setting the literals of an exported graph: an entry an operation that holds a size, read off its axis."""
 
 import math
 import operator
@@ -21,7 +21,7 @@ GROUPS = 6  # the argument of a convolution that counts its groups
 
 
 class Rewriting:
-    """What it takes to set literals: the walked analysis, the names of groups, the Keep, and the nodes to be changed."""
+    """What it takes to set literals: the walked analysis, the names of groups, the Keep, the nodes to be changed."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Rewriting:
         graph = fx.graph
         last = [n for n in graph.nodes if n.op == "placeholder"][-1]
         with graph.inserting_after(last):
-            index = graph.placeholder(name.replace(".", "_"))
+            index = graph.placeholder("at_" + name.replace(".", "_"))
         with graph.inserting_before(fx):
             chosen = graph.call_function(torch.ops.aten.index_select.default, (fx.args[0], -1, index))
         fx.update_arg(0, chosen)

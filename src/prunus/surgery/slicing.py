@@ -54,9 +54,9 @@ def mask_sites(graph: Graph, keep: Keep, tensors: Mapping[str, Tensor]) -> dict[
         shape = [1] * tensor.dim()
         shape[axis.dim] = -1
         result[axis.tensor] = tensor * mask.to(device=tensor.device, dtype=tensor.dtype).view(shape)
-    for name, group_name in graph.scattered.items():
+    for name, layout in graph.scattered.items():
         tensor = result[name]
-        result[name] = tensor * keep.units[group_name].to(device=tensor.device, dtype=tensor.dtype).view_as(tensor)
+        result[name] = tensor * layout.over(keep.units, tensor.shape).to(device=tensor.device, dtype=tensor.dtype)
     return result
 
 

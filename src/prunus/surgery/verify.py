@@ -131,7 +131,7 @@ def prove(model: nn.Module, graph: Graph, example: Any, form: str = "auto") -> G
         cannot = Frozen("", "the model's own code cannot leave a branch out", "")
         graph = drop(graph, {group.name: cannot for group in graph.groups if group.vanishes})
     names = [group.name for group in graph.groups]
-    if form != "graph" and not graph.blocks and trial.fails(graph, names) is None:
+    if form != "graph" and not graph.branches and trial.fails(graph, names) is None:
         return replace(graph, form="eager")
     if form != "eager":
         trial = replace(trial, exported=Exported(model, inputs))

@@ -15,9 +15,10 @@ from prunus.graph.unify import find
 
 ADDITIONS = ("add",)
 PASSING = (  # what a factor passes through unchanged, to the operation before
-    "dropout", "clone", "contiguous", "to", "view", "reshape", "permute", "transpose", "flatten", "unflatten", "squeeze",
-    "unsqueeze", "relu", "leaky_relu", "slice", "getitem", "detach", "alias", "type_as", "feature_dropout", "roll",
-    "constant_pad_nd", "pad", "avg_pool2d", "max_pool2d", "upsample_nearest2d", "upsample_bilinear2d",
+    "dropout", "clone", "contiguous", "to", "view", "reshape", "permute", "transpose", "flatten", "unflatten",
+    "squeeze", "unsqueeze", "relu", "leaky_relu", "slice", "getitem", "detach", "alias", "type_as",
+    "feature_dropout", "roll", "constant_pad_nd", "pad", "avg_pool2d", "max_pool2d", "upsample_nearest2d",
+    "upsample_bilinear2d",
 )  # fmt: skip
 AFFINE = {  # operations that a factor on weight and bias multiplies, and where they hold these
     "linear": (1, 2), "conv1d": (1, 2), "conv2d": (1, 2), "conv3d": (1, 2), "conv_transpose1d": (1, 2),
