@@ -218,13 +218,13 @@ def _smaller(
 ) -> tuple[nn.Module, dict[str, Any], str]:
     """The smaller model, how equal it is, and the form that it has."""
     model, graph = gated.model, gated.graph
-    small = slice_model(model, graph, keep, weights)
     why = None
     if form != "graph":
         proven = graph.form == "eager" or not graph.groups or graph.scattered
         cut = "it cannot leave a branch out" if graph.closed_branches(keep) else None
         why = cut or (None if proven else holds(model, graph, keep, inputs))
         if why is None:
+            small = slice_model(model, graph, keep, weights)
             try:
                 return small, check(model, weights, small, inputs), "eager"
             except InexactSurgery:
@@ -235,5 +235,6 @@ def _smaller(
                 f"The model's own code cannot run with these units alone ({why}): shrink it with form='graph', or gate "
                 "it with form='eager', which leaves such units alone."
             )
-    program = Exported(model, inputs).shrunk(graph, keep, small)
+    tensors = slice_model(model, graph, keep, weights, form="graph")
+    program = Exported(model, inputs).shrunk(graph, keep, tensors)
     return program, check(model, weights, program, inputs), "graph"

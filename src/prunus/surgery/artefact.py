@@ -15,6 +15,7 @@ from prunus import scatter, sealed
 from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.surgery.example import described, fabricated
+from prunus.surgery.known import count_of_groups
 from prunus.surgery.program import Exported
 from prunus.surgery.slicing import slice_model
 from prunus.surgery.trial import Inputs
@@ -120,11 +121,11 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
         name: _unpack(tensors, name, layout.over(keep.units, tuple(dense[name].shape)))
         for name, layout in graph.scattered.items()
     }
-    small = slice_model(model, graph, keep)
+    if plan["form"] not in ("eager", "graph"):
+        raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
+    small = slice_model(model, graph, keep, form=plan["form"])
     if plan["form"] == "graph":
         small = Exported(model, fabricated(plan["inputs"], model)).shrunk(graph, keep, small)
-    elif plan["form"] != "eager":
-        raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
     own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
     given = {name: scattered.get(name, value) for name, value in tensors.items() if not name.endswith(":places")}
     missing = [name for name in own if name not in given] + [name for name in given if name not in own]
@@ -161,6 +162,8 @@ def _graph(
         axes[name] = read
     split = {module: from_json(term) for module, term in plan["split"].items()}
     sizes = {leaf.group: leaf.size for terms in axes.values() for term in terms for leaf in leaves(term) if leaf.group}
+    counts = {module: count_of_groups(model.get_submodule(module)) for module in split}
+    split = {module: term for module, term in split.items() if counts[module] is not None}  # others: a function's own
     scattered = {name: scatter.from_json(value, tuple(dense[name].shape)) for name, value in plan["scattered"].items()}
     for name, layout in scattered.items():
         units = layout.units(tuple(dense[name].shape))
@@ -173,7 +176,7 @@ def _graph(
         raise ArtefactError("The plan leaves out branches that the model does not have.")
     sizes |= dict.fromkeys(whole, 1)
     for module, term in split.items():
-        if term.size != getattr(model.get_submodule(module), "groups", None):
+        if term.size != counts[module]:
             raise ArtefactError(f"The plan splits {module!r} into other groups than it has.")
     groups, kept = [], {}
     for name, group in plan["groups"].items():

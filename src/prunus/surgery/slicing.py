@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from prunus.axes import Both, Graph, Keep
 from prunus.errors import ModelError
 from prunus.measure import evaluating
+from prunus.surgery.known import resize
 
 
 class SelectedLinear(nn.Linear):
@@ -83,7 +84,13 @@ def copied(model: nn.Module) -> nn.Module:
         ) from error
 
 
-def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+def slice_model(
+    model: nn.Module,
+    graph: Graph,
+    keep: Keep,
+    weights: Mapping[str, Tensor] | None = None,
+    form: str = "eager",
+) -> nn.Module:
     """Copy a model with only the kept units in it.
 
     Args:
@@ -91,6 +98,8 @@ def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str
         graph: its analysis.
         keep: a closed Keep.
         weights: tensors to take instead of the model's own, by canonical name (gates absorbed, say).
+        form: "eager" for a model that is to run, its known layers knowing their new sizes; "graph" for one that only
+            holds the tensors of a program.
 
     Tied weights stay tied; dtype, device, training mode and hooks stay as they are.
     """
@@ -112,8 +121,9 @@ def slice_model(model: nn.Module, graph: Graph, keep: Keep, weights: Mapping[str
                 _put(small, every, new)
         for module, group in graph.selections.items():
             _select(small, graph, keep, module, group)
-        with evaluating(small):  # a parametrised weight is computed to be measured, which in training may change it
-            _resize(small, graph, keep)
+        if form == "eager":
+            with evaluating(small):  # a parametrised weight is computed to be measured, which in training may change it
+                resize(small, graph, keep)
     return small
 
 
@@ -129,24 +139,3 @@ def _select(small: nn.Module, graph: Graph, keep: Keep, module: str, group: str)
             raise ModelError(f"The inputs of {module} can be selected only where it is a plain nn.Linear.")
         layer.__class__ = SelectedLinear
         layer.register_buffer("selected", index.to(layer.weight.device), persistent=False)
-
-
-def _resize(small: nn.Module, graph: Graph, keep: Keep) -> None:
-    """Set the sizes that PyTorch's layers remember from the tensors they now hold."""
-    for name, module in small.named_modules():
-        if isinstance(module, nn.Linear):
-            module.out_features, module.in_features = module.weight.shape
-        elif isinstance(module, nn.modules.conv._ConvNd):
-            if name in graph.split:
-                module.groups = int(keep.positions(graph.split[name]).sum())
-            one, two = module.weight.shape[:2]
-            if module.transposed:
-                module.in_channels, module.out_channels = one, two * module.groups
-            else:
-                module.out_channels, module.in_channels = one, two * module.groups
-        elif isinstance(module, nn.modules.batchnorm._NormBase):
-            kept = module.weight if module.weight is not None else module.running_mean
-            if kept is not None:
-                module.num_features = kept.shape[0]
-        elif isinstance(module, nn.PReLU):
-            module.num_parameters = module.weight.shape[0]

@@ -204,8 +204,10 @@ class _Trial:
         tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         masked = mask_sites(graph, keep, tensors)
         try:
-            module = slice_model(self.model, graph, keep)
-            small = self.run(module if self.exported is None else self.exported.shrunk(graph, keep, module))
+            if self.exported is None:
+                small = self.run(slice_model(self.model, graph, keep))
+            else:
+                small = self.run(self.exported.shrunk(graph, keep, slice_model(self.model, graph, keep, form="graph")))
         except ModelError:
             raise
         except Exception as error:

@@ -229,6 +229,7 @@ def channel_shuffle(a: Analysis, node: Node) -> list[Dims]:
     parts = split_product(x[1], groups)
     if parts is None:
         return unknown(a, node)
+    a.split_by_module(node, parts[0])
     return [[x[0], product([parts[1], parts[0]]), *x[2:]]]
 
 
