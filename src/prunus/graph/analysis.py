@@ -45,6 +45,7 @@ class Analysis:
     produced: list[tuple[str, int, str]] = field(default_factory=list)  # tensor, dim, kind of unit
     contractions: list[Contraction] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
+    parts: dict[str, frozenset[int]] = field(default_factory=dict)  # node -> dims of which its view holds a part alone
     split: dict[str, Var] = field(default_factory=dict)  # module of a grouped convolution -> the axis of its groups
     uses: dict[str, list[tuple[str, str]]] = field(default_factory=dict)  # tensor -> (role, node name)
     views: dict[str, tuple[str, tuple[int, ...]]] = field(default_factory=dict)  # node -> tensor, and its order of dims
@@ -153,6 +154,8 @@ class Analysis:
             add_up(axis, Reason(f"{node.op} with a computed weight", node.module))
             return
         name, dim = view[0], view[1][dim]
+        if dim in self.parts.get(ref.name, ()):
+            around = self.tensors[name][dim]
         self.uses.setdefault(name, []).append((f"contracted along {dim}", node.name))
         self.contractions.append(Contraction(name, dim, axis, around, node))
 
@@ -174,10 +177,18 @@ class Analysis:
     def work(self, node: Node, ref: Any, positions: Dims) -> None:
         """Note multiply-accumulates: every number of the weight is used once a position."""
         name = self.tensor_of(ref)
-        if name is None:
+        owner = name.rpartition(".")[0] if name else node.module
+        if name is None or ref.name in self.parts:  # a part of a weight, or none: what it holds is counted here
             positions = [*positions, *(self.of(ref) if ref is not None else [])]
-        owner = (name or "").rpartition(".")[0] if name else node.module
+            name = None
         self.usages.append(Usage(owner, name or "", positions, node.name))
+
+    def part_of_weight(self, node: Node, ref: Any, dim: int) -> None:
+        """Note that an operation takes a part of a weight along one dimension: it is that weight still."""
+        view = self.view_of(ref)
+        if view is not None:
+            self.views[node.name] = view
+            self.parts[node.name] = self.parts.get(ref.name, frozenset()) | {view[1][dim]}
 
 
 Rule = Callable[[Analysis, Node], list[Dims]]

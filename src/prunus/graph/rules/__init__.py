@@ -15,7 +15,10 @@ __all__ = ["RULES", "apply"]
 def apply(a: Analysis, node: Node) -> list[Dims]:
     """Apply the rule of an operation; without one, freeze what it touches."""
     if node.op == "getitem":
-        return [a.dims[node.args[0].name][node.args[1]]]
+        source = node.args[0].name
+        if source in a.views:  # a part of a weight
+            a.views[node.name], a.parts[node.name] = a.views[source], a.parts[source]
+        return [a.dims[source][node.args[1]]]
     if node.op == "region":  # what comes out of a `with torch.no_grad()`; what stands in it was walked over
         return [a.of(ref) for ref in node.args]
     if all(shape is None for shape in node.shapes):  # a size, a check: no tensor comes out of it

@@ -46,6 +46,8 @@ def permute(a: Analysis, node: Node) -> list[Dims]:
     view = a.view_of(node.args[0])
     if view is not None:
         a.views[node.name] = (view[0], tuple(view[1][k] for k in order))
+        if node.args[0].name in a.parts:
+            a.parts[node.name] = a.parts[node.args[0].name]
     return [[x[k] for k in order]]
 
 
@@ -86,6 +88,7 @@ def split(a: Analysis, node: Node) -> list[Dims]:
     if node.base in ("hsplit", "vsplit"):
         return unknown(a, node)
     dim %= len(x)
+    a.part_of_weight(node, node.args[0], dim)
     rest, results = x[dim], []
     sizes = [(shape or ())[dim] for shape in node.shapes]
     for number, size in enumerate(sizes):
@@ -116,6 +119,7 @@ def cut(a: Analysis, node: Node) -> list[Dims]:
         head = (None, axis) if start == 0 else split_cat(axis, start)
         middle = None if head is None else (head[1], None) if start + taken == size else split_cat(head[1], taken)
         if middle is not None:
+            a.part_of_weight(node, node.args[0], dim)
             return [[*x[:dim], middle[0], *x[dim + 1 :]]]
     freeze(axis, a.reason(node))
     return [[*x[:dim], a.frozen(taken, node), *x[dim + 1 :]]]
