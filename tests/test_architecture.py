@@ -8,7 +8,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "prunus"
 # Layer by layer, lowest first. Siblings in a layer do not import each other, except in the order listed.
 LAYERS = [
     ["errors"],
-    ["scatter"],
+    ["scatter", "terms"],
     ["axes", "record", "files", "measure", "models", "moments", "extrapolation"],
     ["rows", "graph", "gates", "data", "sealed"],
     ["cost", "openness", "rounds"],

@@ -9,25 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prunus.axes import (
-    Axis,
-    Both,
-    Cat,
-    Graph,
-    Group,
-    Keep,
-    Leaf,
-    Prod,
-    Term,
-    factors,
-    from_json,
-    groups_of,
-    leaves,
-    owners,
-    spread,
-    to_json,
-)
+from prunus.axes import Axis, Graph, Group, Keep
 from prunus.errors import ArtefactError, ModelError
+from prunus.terms import Both, Cat, Leaf, Prod, Term, factors, from_json, groups_of, leaves, owners, spread, to_json
 
 SIZES = {"a": 2, "b": 3, "c": 1, "d": 4}
 

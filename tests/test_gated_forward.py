@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunus.axes import Both, Keep, spread
+from prunus.axes import Keep
 from prunus.cost import Row
 from prunus.errors import ModelError
 from prunus.gated import Gated
@@ -20,6 +20,7 @@ from prunus.gates import HardConcrete
 from prunus.graph import analyse
 from prunus.surgery import check, slice_model
 from prunus.surgery.verify import max_rel_diff
+from prunus.terms import Both, spread
 
 PHASES = [Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink]
 

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import prunus
-from prunus.axes import spread
 from prunus.errors import ModelError
 from prunus.gated import Gated
 from prunus.graph import analyse
+from prunus.terms import spread
 
 
 def mlp() -> nn.Module:

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from prunus import rows as module
-from prunus.axes import Axis, Both, Graph, Group, Leaf, Prod
+from prunus.axes import Axis, Graph, Group
 from prunus.rows import Polynomial, Rows, nested
+from prunus.terms import Both, Leaf, Prod
 
 SIZES = {"a": 2, "b": 3, "c": 2}
 GRAPH = Graph({}, tuple(Group(name, size, "neuron", (), (), ()) for name, size in SIZES.items()))

@@ -22,9 +22,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from prunus.axes import Both, Graph, Keep, Leaf, Prod, Stored, Term, groups_of
+from prunus.axes import Graph, Keep, Stored
 from prunus.measure import rounded
 from prunus.rows import Polynomial, Rows, nested
+from prunus.terms import Both, Leaf, Prod, Term, groups_of
 
 MEASURES = ("params", "macs", "bytes")
 

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunus.axes import Graph, factors, groups_of
+from prunus.axes import Graph
 from prunus.errors import ModelError
 from prunus.gates import lay
 from prunus.scatter import shared, within
+from prunus.terms import factors, groups_of
 
 WIDTHS = frozenset(
     {"map", "neuron", "input", "feature", "width"}

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.axes import Axis, Graph, factors
+from prunus.axes import Axis, Graph
+from prunus.terms import factors
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from prunus.axes import Graph, factors, groups_of
+from prunus.axes import Graph
 from prunus.moments import moment_slope, raw_moment
+from prunus.terms import factors, groups_of
 
 SMALL = 2_000_000  # entries of a 0/1 matrix that is still quicker to multiply with than to avoid
 Monomial = tuple[str, ...]  # variables, sorted; a group's name, or "name/nested" for a finer group's effective count

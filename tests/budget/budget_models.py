@@ -8,10 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import prunus
-from prunus.axes import Both, Cat, Keep, Leaf, Prod, Term
+from prunus.axes import Keep
 from prunus.gated import Gated
 from prunus.measure import count_bytes, count_macs, count_params
 from prunus.surgery import slice_model
+from prunus.terms import Both, Cat, Leaf, Prod, Term
 
 
 class LeNet(nn.Module):

@@ -11,13 +11,14 @@ from model_zoo import CASES, Case, images, lenet, mlp, vectors
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from prunus.axes import Axis, Both, Cat, Graph, Group, Keep, Leaf, Prod, Stored, Term, Work, spread
+from prunus.axes import Axis, Graph, Group, Keep, Stored, Work
 from prunus.cost import MEASURES, Cost, Row, count, nested
 from prunus.errors import ModelError
 from prunus.graph import analyse
 from prunus.measure import count_bytes, count_macs, count_params
 from prunus.moments import raw_moment
 from prunus.surgery import prove, slice_model
+from prunus.terms import Both, Cat, Leaf, Prod, Term, spread
 
 SLICED = [case for case in CASES if case.units != "weights" and case.name not in ("view literal", "channel shuffle")]
 

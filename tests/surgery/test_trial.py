@@ -129,7 +129,9 @@ def test_a_zero_scalar_hides_no_error() -> None:
     assert "a" not in graph.sizes
     assert any("not exact" in frozen.operation for frozen in graph.frozen)
     x = torch.randn(4, 10)
-    gated = prunus.gate(net, x, units="groups", rescale=False)  # as operations, the factor is a number, which stays what it was
+    gated = prunus.gate(
+        net, x, units="groups", rescale=False
+    )  # as operations, the factor is a number, which stays what it was
     assert (gated.graph.form, gated.graph.sizes) == ("graph", {"a": 16})
     with torch.no_grad():
         net.al.fill_(0.7)
@@ -184,9 +186,7 @@ def test_other_values_lie_between_those_that_are_there() -> None:
 
 def test_macs_of_operations_without_a_rule_are_counted_and_stay() -> None:
     """A product with a parameter of the model's own, which no gate reaches: 256 MACs that nothing takes away."""
-    net = Net(
-        lambda m, x: m.o(torch.tensordot(m.a(x).relu(), m.w, 1).relu()), a=nn.Linear(10, 16), o=nn.Linear(16, 2)
-    )
+    net = Net(lambda m, x: m.o(torch.tensordot(m.a(x).relu(), m.w, 1).relu()), a=nn.Linear(10, 16), o=nn.Linear(16, 2))
     net.w = nn.Parameter(torch.randn(16, 16))
     x = torch.randn(4, 10)
     gated = prunus.gate(net, x)

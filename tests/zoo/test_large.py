@@ -4,9 +4,10 @@ import resource
 import time
 from collections import Counter
 
-import prunus
 import pytest
 import zoo_large
+
+import prunus
 from prunus.cost import Cost
 from prunus.errors import ModelError
 from prunus.graph import analyse

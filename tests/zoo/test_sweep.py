@@ -2,11 +2,12 @@
 
 import copy
 
-import prunus
 import pytest
 import torch
 from torch.nn import functional as F
 from zoo_models import ZOO
+
+import prunus
 
 SHARES = (0.2, 0.25, 0.3, 0.35, 0.4, 0.5, 0.6, 0.7, 0.8, 0.95)
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from zoo_models import ENTRIES, ZOO
-from zoo_random import normal
 
 import prunus
 from prunus.axes import Graph
@@ -255,7 +254,9 @@ def test_a_branch_on_the_data_is_refused_in_one_sentence() -> None:
     with pytest.raises(ModelError) as caught:
         prunus.gate(model, x)
     said = str(caught.value)
-    assert said.startswith("The model ControlFlow cannot be exported on these example inputs (it branches on the values")
+    assert said.startswith(
+        "The model ControlFlow cannot be exported on these example inputs (it branches on the values"
+    )
     assert "\n" not in said
     assert "Traceback" not in said
 
@@ -343,7 +344,9 @@ def test_gradients_are_those_of_the_gated_model_where_units_stay(name: str, form
     """At every kept place of every parameter, and none for a parameter that had none."""
     inputs, gated, small = inputs_of(name), gated_at(name, 0.5), copy.deepcopy(half(name, form))
     folded = gated.fold()
-    weights = {n: folded.get(n, p).detach().clone().requires_grad_(p.requires_grad) for n, p in dense(name).named_parameters()}
+    weights = {
+        n: folded.get(n, p).detach().clone().requires_grad_(p.requires_grad) for n, p in dense(name).named_parameters()
+    }
     loss_of(functional_call(dense(name), weights, inputs.args, dict(inputs.kwargs))).backward()
     loss_of(small(*inputs.args, **inputs.kwargs)).backward()
     stays = kept_indices(gated.graph, gated.keep())

@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
 
-from prunus.axes import Axis, Both, Cat, Frozen, Graph, Leaf, Prod, Term, simplified
+from prunus.axes import Axis, Frozen, Graph
 from prunus.errors import ModelError, nearest
+from prunus.terms import Both, Cat, Leaf, Prod, Term, simplified
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

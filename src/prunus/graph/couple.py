@@ -5,19 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from prunus.axes import (
-    Axis,
-    Both,
-    Frozen,
-    Graph,
-    Group,
-    Leaf,
-    Prod,
-    Step,
-    Term,
-    groups_of,
-    leaves,
-)
+from prunus.axes import Axis, Frozen, Graph, Group, Step
 from prunus.graph.analysis import Analysis
 from prunus.graph.branches import Branch, branches
 from prunus.graph.chain import chains
@@ -29,6 +17,7 @@ from prunus.graph.unify import Reason, Var, atoms
 from prunus.graph.walk import walk
 from prunus.graph.weights import weights_graph
 from prunus.scatter import read
+from prunus.terms import Both, Leaf, Prod, Term, groups_of, leaves
 
 PLAIN = ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
 

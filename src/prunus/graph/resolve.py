@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from prunus.axes import Cat, Leaf, Prod, Term, Work, simplified
+from prunus.axes import Work
 from prunus.graph.analysis import Analysis, Usage
 from prunus.graph.branches import Branch
 from prunus.graph.trace import Traced
 from prunus.graph.unify import Var, find
+from prunus.terms import Cat, Leaf, Prod, Term, simplified
 
 
 def resolve(var: Var, names: Mapping[int, tuple[str, str]]) -> Term:

@@ -1,10 +1,11 @@
 """Gates on weights where they stand, which become exact zeros: no axis shrinks."""
 
-from prunus.axes import Frozen, Graph, Group, Leaf, Term
+from prunus.axes import Frozen, Graph, Group
 from prunus.graph.analysis import Analysis
 from prunus.graph.resolve import works_of
 from prunus.graph.trace import Traced
 from prunus.scatter import Scattered, laid_out
+from prunus.terms import Leaf, Term
 
 
 def weights_graph(traced: Traced, state: Analysis, kind: Scattered) -> Graph:

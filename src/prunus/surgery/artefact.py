@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from prunus import scatter, sealed
-from prunus.axes import Both, Cat, Graph, Group, Keep, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
+from prunus.axes import Graph, Group, Keep
 from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.surgery.example import described, fabricated
 from prunus.surgery.known import count_of_groups
 from prunus.surgery.program import Exported
 from prunus.surgery.slicing import slice_model
 from prunus.surgery.trial import Inputs
+from prunus.terms import Both, Cat, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
 
 SCHEMA = 1
 KEY = "prunus"

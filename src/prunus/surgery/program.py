@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from prunus.axes import Both, Cat, Graph, Keep, Prod, Term
+from prunus.axes import Graph, Keep
 from prunus.errors import InexactSurgery, ModelError
 from prunus.graph import Analysis, Traced, branches, named_groups, resolve, trace, walk
 from prunus.surgery.rewrite import Rewriting
 from prunus.surgery.trial import Inputs
+from prunus.terms import Both, Cat, Prod, Term
 
 MODES = {"dropout": 2, "feature_dropout": 2, "alpha_dropout": 2, "feature_alpha_dropout": 2, "batch_norm": 5}
 

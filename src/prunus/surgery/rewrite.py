@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.fx import Node as FxNode
 
-from prunus.axes import Keep, groups_of
+from prunus.axes import Keep
 from prunus.graph import Analysis, Branch, Node, Ref, Traced, Var, find, resolve
+from prunus.terms import groups_of
 
 SIZES = {  # where an operation holds the sizes of its result
     "view": 1, "reshape": 1, "_unsafe_view": 1, "expand": 1, "broadcast_to": 1, "zeros": 0, "ones": 0, "full": 0,

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunus.axes import Both, Graph, Keep
+from prunus.axes import Graph, Keep
 from prunus.errors import ModelError
 from prunus.measure import evaluating
 from prunus.surgery.known import resize
+from prunus.terms import Both
 
 
 class SelectedLinear(nn.Linear):

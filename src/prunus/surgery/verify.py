@@ -8,12 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prunus.axes import Frozen, Graph, Keep, spread
+from prunus.axes import Frozen, Graph, Keep
 from prunus.errors import InexactSurgery, ModelError, PrunusError, said
 from prunus.graph import drop
 from prunus.surgery.program import Exported
 from prunus.surgery.slicing import copied, mask_sites, slice_model
 from prunus.surgery.trial import Inputs, first_run, outputs, telling
+from prunus.terms import spread
 
 TOLERANCE = 1e-5  # relative to the largest output, in float32
 TRIAL_TOLERANCE = 1e-7  # relative to the removal's own effect, in float64
