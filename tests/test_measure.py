@@ -1,5 +1,6 @@
 """What is measured, against counts by hand."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,7 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from prunus.measure import batch_size, count_bytes, count_macs, count_params, evaluating, latencies, with_batch
+from prunus.measure import (
+    batch_size,
+    count_bytes,
+    count_macs,
+    count_params,
+    counting,
+    evaluating,
+    latencies,
+    with_batch,
+)
 
 
 class Both(nn.Module):
@@ -110,3 +120,24 @@ def test_latencies_are_positive_and_tell_slow_from_fast() -> None:
     assert set(found) == {"fast", "slow"}
     assert found["slow"]["median"] > found["fast"]["median"] >= 0
     assert all(set(v) == {"median", "spread"} and v["spread"] >= 0 for v in found.values())
+
+
+@pytest.mark.parametrize(
+    ("equation", "one", "two"),
+    [
+        ("bhld,bhmd->bhlm", (2, 3, 4, 5), (2, 3, 6, 5)), ("ij,jk", (3, 4), (4, 5)), ("bi,i->b", (3, 4), (4,)),
+        ("bij,bjk->ikb", (2, 3, 4), (2, 4, 5)), ("ij,kj->", (2, 3), (4, 3)), ("bij,bjk->bi", (2, 3, 1), (2, 1, 5)),
+    ],
+)  # fmt: skip
+def test_einsum_counts_as_the_product_of_its_sizes(equation: str, one: tuple[int, ...], two: tuple[int, ...]) -> None:
+    class Product(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.einsum(equation, a, b)
+
+    a, b = torch.randn(one, dtype=torch.float64), torch.randn(two, dtype=torch.float64)
+    with counting() as counter:
+        counted = Product()(a, b)
+    torch.testing.assert_close(counted, torch.einsum(equation, a, b))
+    left = equation.partition("->")[0]
+    sizes = dict(zip(left.replace(",", ""), (*one, *two), strict=True))
+    assert counter.get_total_flops() == 2 * math.prod(sizes.values())

@@ -68,7 +68,7 @@ def small_model(name: str, seed: int = 0, dtype: torch.dtype = torch.float32) ->
     with torch.no_grad():
         gated.log_alpha.copy_(2 * torch.randn(gated.units, generator=torch.Generator().manual_seed(seed)) - 1)
     keep = gated.keep()
-    small = slice_model(gated.model, graph, keep, gated.fold())
+    small = slice_model(gated.model, graph, keep, gated.fold(), graph.form)
     inputs = inputs_of(name, dtype)
     if graph.form == "graph":
         small = Exported(gated.model, inputs).shrunk(graph, keep, small)

@@ -44,12 +44,12 @@ class Literal(nn.Module):
 def plain() -> nn.Module:
     """The same kinds of layers in code that holds no sizes, to compare with what its own class does."""
     model = residual()
-    model.bn3, model.drop = nn.BatchNorm2d(6), nn.Dropout2d(0.3)  # type: ignore[assignment]
+    model.drop = nn.Dropout2d(0.3)  # type: ignore[assignment]
     for norm in (model.bn0, model.bn1, model.bn2):
         nn.init.normal_(norm.running_mean)
         nn.init.uniform_(norm.running_var, 0.5, 2)
     forward = model.function
-    model.function = lambda m, x: forward(m, m.drop(x)) + F.dropout(x[:, :1].mean((2, 3)), 0.5, m.training)
+    model.function = lambda m, x: F.dropout(forward(m, m.drop(x)), 0.2, m.training)
     return model
 
 
@@ -71,7 +71,7 @@ def programmed(model: nn.Module, example: Any, **options: Any) -> tuple[Program,
     keep = about_half(graph)
     masked = mask_sites(graph, keep, dict(model.named_parameters()) | dict(model.named_buffers()))
     small = slice_model(model, graph, keep)
-    program = Exported(model, inputs).shrunk(graph, keep, slice_model(model, graph, keep))
+    program = Exported(model, inputs).shrunk(graph, keep, slice_model(model, graph, keep, form="graph"))
     program.prunus_plan = plan_of(graph, keep, "graph", inputs)  # type: ignore[assignment]
     assert sum(p.numel() for p in program.parameters()) < sum(p.numel() for p in model.parameters())
     return program, small, masked
@@ -225,6 +225,24 @@ def test_what_a_layer_does_in_training_it_does_in_a_program(name: str) -> None:
     for _ in range(2):
         assert max_rel_diff([seeded_call(small.train(), x)], [seeded_call(program.train(), x)]) < 1e-6
     assert max_rel_diff([small.eval()(x)], [program.eval()(x)]) < 1e-6
+
+
+@pytest.mark.parametrize(
+    "dropout", [F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout]
+)
+def test_what_is_read_beside_dropout_is_not_dropped(dropout: Any) -> None:
+    """In evaluation mode some of these return the very tensor that they take."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        h = m.a(x)
+        return m.c((m.b(dropout(h, 0.5, m.training)) + h).flatten(1))
+
+    layer = {F.dropout1d: nn.Conv1d, F.dropout3d: nn.Conv3d}.get(dropout, nn.Conv2d)
+    net = Net(forward, a=layer(3, 8, 1), b=layer(8, 8, 1), c=nn.Linear(8 * 2 ** (layer(1, 1, 1).weight.dim() - 2), 4))
+    x = torch.randn(2, 3, *[2] * (net.a.weight.dim() - 2))
+    program, small, _ = programmed(net.eval(), x)
+    assert max_rel_diff([small.eval()(x)], [program(x)]) < 1e-6
+    assert max_rel_diff([seeded_call(small.train(), x)], [seeded_call(program.train(), x)]) < 1e-6
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])

@@ -37,7 +37,7 @@ def assert_its_operations_shrink(model: nn.Module, *args: Any, **options: Any) -
         units = {name: torch.rand(size, generator=generator) < 0.6 for name, size in graph.sizes.items()}
         keep = Keep(graph, {name: mask for name, mask in units.items() if mask.any()}).closed()
         masked = mask_sites(graph, keep, dict(model.named_parameters()) | dict(model.named_buffers()))
-        small = exported.shrunk(graph, keep, slice_model(model, graph, keep))
+        small = exported.shrunk(graph, keep, slice_model(model, graph, keep, form="graph"))
         assert check(model, masked, small, args)["ok"]
         assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in model.parameters())
 

@@ -68,6 +68,11 @@ class Rewriting:
         out = self.state.dims[node.name]
         if not node.op.startswith("aten."):
             return
+        if node.base in ("view", "_unsafe_view"):  # export writes view where its own strides allowed one
+            fx.target = torch.ops.aten.reshape.default
+        if node.base == "einsum":  # PyTorch's own function, which counting recognises
+            fx.target = torch.einsum
+            fx.args = (fx.args[0], *fx.args[1])  # type: ignore[misc]
         if node.base in SIZES:
             self._sizes(fx, SIZES[node.base], out[0])
         elif node.base in CONVOLUTIONS:
