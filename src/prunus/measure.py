@@ -107,7 +107,13 @@ class _SummedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func is torch.einsum and len(args) == 3 and isinstance(args[0], str) and "..." not in args[0] and "," in args[0]:
+        if (
+            func is torch.einsum
+            and len(args) == 3
+            and isinstance(args[0], str)
+            and "..." not in args[0]
+            and "," in args[0]
+        ):
             return _as_matmul(*args)
         return func(*args, **(kwargs or {}))
 

@@ -3,6 +3,7 @@
 import copy
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -436,7 +437,7 @@ def test_wrong_calls_are_refused_plainly() -> None:
     model, x = Literal().eval(), images(batch=2)()[0]
     program, _, _ = programmed(model, x)
     for call in (
-        lambda: program(),
+        program,
         lambda: program(x, 1.0, None, None),
         lambda: program(x, y=x),
         lambda: program(x, x=x),
@@ -483,8 +484,8 @@ def test_inputs_of_another_size_are_equal_or_refused_but_never_something_else() 
         (wanted,) = outputs(model, Inputs.of(x), masked)
         try:
             result = program(x)
-        except ModelError as error:
-            assert "\n" not in str(error)
+        except ModelError:
+            plainly_refused(partial(program, x))
         else:
             assert max_rel_diff([wanted], [result]) < 1e-6
 

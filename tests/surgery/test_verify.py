@@ -264,3 +264,19 @@ def test_random_inputs_change_floats_alone() -> None:
     assert (bool(one.kwargs["m"]), one.kwargs["k"]) == (True, 4)
     wide = inputs.to(torch.float64)
     assert (wide.args[0].dtype, wide.args[1]["n"].dtype) == (torch.float64, torch.int64)
+
+
+# ---- proving is not left to chance -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("half", [2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64])
+def test_halves_that_lose_as_many_by_chance_prove_nothing(half: int) -> None:
+    """Code that cuts in the middle runs where both halves keep as many units, and there alone."""
+    net = Net(
+        lambda m, x: m.b(m.a(x).relu().chunk(2, -1)[0]) + m.c(m.a(x).relu().chunk(2, -1)[1]),
+        a=nn.Linear(6, 2 * half), b=nn.Linear(half, 4), c=nn.Linear(half, 4),
+    )  # fmt: skip
+    assert analyse(net, vectors()(), units="groups").sizes == {"a": half, "a#2": half}
+    graph = proven(net, *vectors()(), units="groups")
+    assert (graph.sizes, graph.form) == ({"a": half, "a#2": half}, "graph")
+    assert proven(net, *vectors()(), units="groups", form="eager").sizes == {}

@@ -1,9 +1,8 @@
 """The zoo: what each model's architecture says can shrink is found, counted, and removed exactly in both forms."""
 
 import copy
-import time
 from collections import Counter
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.flop_counter import FlopCounterMode
 from zoo_models import ENTRIES, ZOO
+from zoo_prepared import (
+    EAGER,
+    EVERYTHING,
+    GRAPH,
+    analysed,
+    both_forms,
+    dense,
+    gated_at,
+    half,
+    inputs_of,
+    own_form,
+    proven,
+    shrunk,
+    slow_if_heavy,
+)
 
 import prunus
 from prunus.axes import Graph
 from prunus.errors import ModelError
-from prunus.gated import Gated
 from prunus.graph import analyse
 from prunus.measure import count_bytes, count_macs, count_params, with_batch
-from prunus.surgery import Exported, Inputs, prove, slice_model
-from prunus.surgery.artefact import plan_of
+from prunus.surgery import Inputs
 from prunus.surgery.slicing import kept_indices
 from prunus.surgery.verify import TOLERANCE, max_rel_diff, outputs
 
@@ -115,15 +127,8 @@ MORE: dict[str, Units] = {
     "hf_whisper": {"head dim": (12, 12 * 6)},
     "rms_net": {"width": (1, 24)},
 }
-EVERYTHING = ("structured", "head_dims", "width")
 
-# Whose own code holds sizes as numbers, in views, splits or pads, and so runs smaller as exported operations alone.
-GRAPH = {
-    "lenet5", "resnet_padded", "shufflenet", "shufflenet_v1", "gan_generator", "vit", "vit_explicit", "swin",
-    "einsum_attention",
-}  # fmt: skip
-EAGER = [name for name in STRUCTURED if name not in GRAPH]
-# And whose own code also runs with fewer head dimensions: PyTorch's attention, which remembers its scale.
+# Whose own code runs with fewer head dimensions too: PyTorch's attention, which then remembers its scale.
 EAGER_IN_ALL = {"torch_encoder", "torch_mha", "torch_decoder"}
 
 # What PyTorch's counter does not see into on a CPU: attention or an LSTM as one operation.
@@ -136,78 +141,13 @@ DENSITIES = (0.9, 0.7, 0.5, 0.25, 0.0)  # 0.0: one unit left of every group
 names = pytest.mark.parametrize("name", list(STRUCTURED))
 
 
-def own_form(name: str) -> str:
-    return "graph" if name in GRAPH else "eager"
-
-
-# ---- one model, analysed and proved once -----------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     analyse(nn.Linear(3, 2), (torch.zeros(2, 3),))  # the first export loads what the others find loaded
     yield
     torch.set_num_threads(threads)
-    for remembered in (dense, analysed, proven, exported, gated_of, half):
-        remembered.cache_clear()
-
-
-def inputs_of(name: str) -> Inputs:
-    return Inputs.of(ZOO[name].inputs())
-
-
-@cache
-def dense(name: str) -> nn.Module:
-    return ZOO[name].make().eval()
-
-
-@cache
-def analysed(name: str, units: Any = "structured") -> tuple[Graph, float]:
-    inputs = inputs_of(name)
-    start = time.process_time()
-    graph = analyse(dense(name), inputs.args, inputs.kwargs, units=units)
-    return graph, time.process_time() - start
-
-
-@cache
-def proven(name: str, units: Any = "structured") -> Graph:
-    return prove(dense(name), analysed(name, units)[0], inputs_of(name))
-
-
-@cache
-def exported(name: str) -> Exported:
-    return Exported(dense(name), inputs_of(name))
-
-
-@cache
-def gated_of(name: str, units: Any = "structured") -> Gated:
-    return Gated(dense(name), analysed(name, units)[0], rescale=False).eval()
-
-
-def gated_at(name: str, density: float, units: Any = "structured") -> Gated:
-    """The gated model with about that share of its gates open, one in every group at least, and no two alike."""
-    gated = gated_of(name, units)
-    generator = torch.Generator().manual_seed(round(100 * density))
-    parts = []
-    for size in gated.graph.sizes.values():
-        open_ = torch.rand(size, generator=generator) < density
-        open_[int(torch.randint(size, (1,), generator=generator))] = True
-        location = 1 + 2 * torch.rand(size, generator=generator)  # gates between 0.8 and 1
-        parts.append(torch.where(open_, location, -4 - location))
-    with torch.no_grad():
-        gated.log_alpha.copy_(torch.cat(parts))
-    return gated
-
-
-def shrunk(name: str, gated: Gated, form: str) -> nn.Module:
-    keep = gated.keep()
-    small = slice_model(dense(name), gated.graph, keep, gated.fold(), form)
-    if form == "graph":
-        small = exported(name).shrunk(gated.graph, keep, small)
-    small.prunus_plan = plan_of(gated.graph, keep, form, inputs_of(name))  # type: ignore[assignment]
-    return small
 
 
 def counted(small: nn.Module, inputs: Inputs) -> dict[str, int]:
@@ -230,8 +170,8 @@ def test_there_are_as_many_models_as_were_written() -> None:
     assert len(ENTRIES) == len(ZOO) == 49
     assert set(STRUCTURED) == set(ZOO) - {"control_flow"}
     assert set(MORE) <= set(STRUCTURED)
-    assert set(STRUCTURED) > GRAPH
-    assert len(EAGER) == 48 - len(GRAPH) == 39
+    assert set(EAGER) | GRAPH == set(STRUCTURED)
+    assert len(EAGER) == 39
     assert set(MORE) > EAGER_IN_ALL
 
 
@@ -242,10 +182,17 @@ def test_the_units_that_the_architecture_has_are_found_and_quickly(name: str) ->
     assert seconds < 3
 
 
-@names
-def test_head_dimensions_and_residual_streams_are_found_where_there_are_any(name: str) -> None:
+@slow_if_heavy(MORE)
+def test_head_dimensions_and_residual_streams_are_found(name: str) -> None:
     graph, _ = analysed(name, EVERYTHING)
-    assert units_of(graph) == STRUCTURED[name] | MORE.get(name, {})
+    assert units_of(graph) == STRUCTURED[name] | MORE[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in STRUCTURED if name not in MORE])
+def test_head_dimensions_and_residual_streams_are_not_found_where_there_are_none(name: str) -> None:
+    graph, _ = analysed(name, EVERYTHING)
+    assert units_of(graph) == STRUCTURED[name]
 
 
 @names
@@ -299,7 +246,7 @@ def test_what_is_shrunk_equals_what_is_gated_and_costs_what_was_said(name: str) 
     assert_equal_and_counted(name, own_form(name))
 
 
-@pytest.mark.parametrize("name", EAGER)
+@slow_if_heavy(EAGER)
 def test_so_does_its_graph_form(name: str) -> None:
     assert_equal_and_counted(name, "graph", (0.5, 0.0))
 
@@ -310,7 +257,7 @@ def test_so_does_its_graph_form_at_every_density(name: str) -> None:
     assert_equal_and_counted(name, "graph")
 
 
-@pytest.mark.parametrize("name", list(MORE))
+@slow_if_heavy(MORE)
 def test_head_dimensions_and_residual_streams_are_removed_exactly_too(name: str) -> None:
     assert_equal_and_counted(name, "graph", (0.5, 0.0), EVERYTHING)
 
@@ -328,25 +275,12 @@ def test_head_dimensions_and_residual_streams_are_proved_and_removed_at_every_de
 # ---- what a shrunk model is good for ---------------------------------------------------------------------------------
 
 
-@cache
-def half(name: str, form: str) -> nn.Module:
-    """About half of everything removed; not to be changed."""
-    return shrunk(name, gated_at(name, 0.5), form).eval()
-
-
-def both_forms(test: Any) -> Any:
-    """Each model in the form that it is shrunk to; its graph form besides, where that is another, among the slow."""
-    cases = [pytest.param(name, own_form(name), id=name) for name in STRUCTURED]
-    more = [pytest.param(name, "graph", id=f"{name}-graph", marks=pytest.mark.slow) for name in EAGER]
-    return pytest.mark.parametrize("name, form", [*cases, *more])(test)
-
-
 def loss_of(result: Any) -> Tensor:
     leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
     return torch.stack([leaf.square().mean() for leaf in leaves if leaf.requires_grad]).sum()
 
 
-@both_forms
+@both_forms(STRUCTURED)
 def test_gradients_are_those_of_the_gated_model_where_units_stay(name: str, form: str) -> None:
     """At every kept place of every parameter, and none for a parameter that had none."""
     inputs, gated, small = inputs_of(name), gated_at(name, 0.5), copy.deepcopy(half(name, form))
@@ -370,7 +304,7 @@ def test_gradients_are_those_of_the_gated_model_where_units_stay(name: str, form
         assert float((wanted - found).abs().max()) <= 1e-4 * max(float(wanted.abs().max()), 1e-3 * scale), parameter
 
 
-@both_forms
+@both_forms(STRUCTURED)
 def test_a_training_step_runs_and_reaches_what_it_reached_before(name: str, form: str) -> None:
     inputs, reached = inputs_of(name), []
     for model in (ZOO[name].make(), copy.deepcopy(half(name, form))):
@@ -381,7 +315,7 @@ def test_a_training_step_runs_and_reaches_what_it_reached_before(name: str, form
     assert reached[0] == reached[1]
 
 
-@both_forms
+@both_forms(STRUCTURED)
 def test_what_is_saved_comes_back_bit_for_bit(name: str, form: str, tmp_path: Path) -> None:
     small, fresh = half(name, form), ZOO[name].make().eval()
     saved = set(fresh.state_dict())
@@ -400,7 +334,7 @@ def test_what_is_saved_comes_back_bit_for_bit(name: str, form: str, tmp_path: Pa
     assert all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
 
 
-@both_forms
+@both_forms(STRUCTURED)
 def test_other_batches_run(name: str, form: str) -> None:
     inputs, gated = inputs_of(name), gated_at(name, 0.5)
     small = half(name, form)
@@ -409,7 +343,7 @@ def test_other_batches_run(name: str, form: str) -> None:
         assert max_rel_diff(outputs(gated, one), outputs(small, one)) <= TOLERANCE, batch
 
 
-@both_forms
+@both_forms(STRUCTURED)
 def test_pytorchs_own_counter_sees_the_same_macs(name: str, form: str) -> None:
     inputs, small = inputs_of(name), half(name, form)
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -6,7 +6,7 @@ from prunus.graph.choose import drop, matches
 from prunus.graph.couple import analyse, named_groups
 from prunus.graph.kinds import UNITS
 from prunus.graph.resolve import resolve
-from prunus.graph.trace import Node, Ref, Traced, stored_tensors, trace
+from prunus.graph.trace import InputKind, Node, OutputKind, Ref, Traced, stored_tensors, trace
 from prunus.graph.unify import Var, find
 from prunus.graph.walk import walk
 
@@ -14,7 +14,9 @@ __all__ = [
     "UNITS",
     "Analysis",
     "Branch",
+    "InputKind",
     "Node",
+    "OutputKind",
     "Ref",
     "Traced",
     "Var",

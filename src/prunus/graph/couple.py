@@ -288,7 +288,7 @@ def _selections(
         module = _owner(c.tensor)
         if traced.modules.get(module) != "torch.nn.modules.linear.Linear" or c.tensor != f"{module}.weight":
             continue
-        if calls[c.tensor] != 1 or c.tensor in shared:
+        if calls[c.tensor] != 1 or c.tensor in shared or c.node.in_region:
             continue
         base = axes[c.tensor][1]
         from_input = all(

@@ -17,12 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import tree_leaves, tree_map
 
 from prunus.axes import Stored
 from prunus.errors import ModelError, said
 from prunus.measure import batch_size, counting, with_batch
+
+__all__ = ["InputKind", "Node", "OutputKind", "Ref", "Traced", "stored_tensors", "trace"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Node:
         parts = self.op.split(".")
         name = parts[1] if len(parts) > 1 else parts[0]
         return name.rstrip("_") if not name.endswith("__") else name
+
+    @property
+    def in_region(self) -> bool:
+        """Does it stand in a region, as under `with torch.no_grad()`?"""
+        return "." in self.name
 
     @property
     def macs(self) -> int:
@@ -169,16 +176,22 @@ def _listed(
     return nodes, outputs
 
 
+def _pointwise(target: torch._ops.OpOverload) -> bool:
+    """Does PyTorch declare an operation elementwise, or that which it does in place?"""
+    out_of_place = getattr(getattr(torch.ops, target.namespace), target._opname.rstrip("_"), None)
+    same = getattr(out_of_place, target._overloadname, target)
+    return torch.Tag.pointwise in target.tags or torch.Tag.pointwise in same.tags
+
+
 def _node(node: torch.fx.Node, name: str, names: Mapping[torch.fx.Node, str]) -> Node:
     target = node.target
-    known = isinstance(target, torch._ops.OpOverload)
     if target is operator.getitem:
         op = "getitem"
     elif isinstance(target, torch._ops.OpOverload):
         op = f"{target.namespace}.{target._opname}.{target._overloadname}"
     else:
         op = getattr(target, "__name__", str(target))
-    pointwise = known and torch.Tag.pointwise in target.tags  # type: ignore[union-attr]
+    pointwise = isinstance(target, torch._ops.OpOverload) and _pointwise(target)
     return Node(
         name=name,
         op=op,
@@ -191,9 +204,11 @@ def _node(node: torch.fx.Node, name: str, names: Mapping[torch.fx.Node, str]) ->
     )
 
 
-def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], shapes: Any = None) -> ExportedProgram:
-    training = {name: module.training for name, module in model.named_modules()}
-    model.eval()
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool, shapes: Any = None
+) -> ExportedProgram:
+    modes = {name: module.training for name, module in model.named_modules()}
+    model.train(training)
     quiet = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -210,10 +225,12 @@ def _export(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     finally:
         logging.disable(quiet)
         for name, module in model.named_modules():
-            module.training = training[name]
+            module.training = modes[name]
 
 
-def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ExportedProgram:
+def _export_any_batch(
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
+) -> ExportedProgram:
     own = args, kwargs
     if batch_size(args, kwargs) == 1:  # export takes a size of one for a constant
         args, kwargs = with_batch(args, 2, kwargs)
@@ -226,10 +243,10 @@ def _export_any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
                 free = dict(zip(names, by_position, strict=False)) | by_name
             else:
                 free = by_position
-            return _export(model, args, kwargs, free)
+            return _export(model, args, kwargs, training, free)
         except ModelError:
             pass  # a model whose code fixes the batch: the program runs on batches of the example's size
-    return _export(model, *own)
+    return _export(model, *own, training)
 
 
 def any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -246,14 +263,20 @@ def any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def trace(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None, *, batches: bool = False
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    batches: bool = False,
+    training: bool = False,
 ) -> Traced:
-    """Export a model in evaluation mode and list its operations.
+    """Export a model and list its operations.
 
     Args:
         model: the model.
         args, kwargs: example inputs.
         batches: leave the batch free where the model allows it, for a program that is to run.
+        training: as it is in training mode, not in evaluation mode.
 
     Raises:
         ModelError: the model is no module, or cannot be exported on these inputs.
@@ -263,7 +286,8 @@ def trace(
     tensors, aliases = stored_tensors(model)
     if not any(stored.is_parameter for stored in tensors.values()):
         raise ModelError(f"The model {type(model).__name__} has no parameters: there is nothing to shrink.")
-    program = _export(model, args, kwargs or {}) if not batches else _export_any_batch(model, args, kwargs or {})
+    export = _export_any_batch if batches else _export
+    program = export(model, args, kwargs or {}, training)
     signature = program.graph_signature
     parameters: dict[str, str] = {}
     constants: dict[str, tuple[int, ...]] = {}

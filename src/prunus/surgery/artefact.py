@@ -15,8 +15,8 @@ from prunus import scatter, sealed
 from prunus.axes import Graph, Group, Keep
 from prunus.errors import ArtefactError, ModelError, PrunusError
 from prunus.surgery.example import described, fabricated
+from prunus.surgery.exported import Exported
 from prunus.surgery.known import count_of_groups
-from prunus.surgery.program import Exported
 from prunus.surgery.slicing import slice_model
 from prunus.surgery.trial import Inputs
 from prunus.terms import Both, Cat, Leaf, Prod, Term, from_json, groups_of, leaves, to_json
@@ -126,7 +126,12 @@ def _replay(model: nn.Module, plan: dict[str, Any], tensors: dict[str, Tensor], 
         raise ArtefactError(f"{path} holds a model in a form that is none: {plan['form']!r}.")
     small = slice_model(model, graph, keep, form=plan["form"])
     if plan["form"] == "graph":
-        small = Exported(model, fabricated(plan["inputs"], model)).shrunk(graph, keep, small)
+        try:
+            small = Exported(model, fabricated(plan["inputs"], model)).shrunk(graph, keep, small)
+        except ArtefactError:
+            raise
+        except PrunusError as error:
+            raise ArtefactError(f"{path} says of its inputs what this model does not take: {error}") from error
     own = {name: value for name, value in small.state_dict(keep_vars=True).items() if name not in graph.aliases}
     given = {name: scattered.get(name, value) for name, value in tensors.items() if not name.endswith(":places")}
     missing = [name for name in own if name not in given] + [name for name in given if name not in own]

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from prunus.errors import ArtefactError
 from prunus.surgery.trial import Inputs
 
-LARGEST = 2**28  # numbers in one input that a stranger's file may make us allocate
+LARGEST = 2**28  # numbers in all inputs that a stranger's file may make us allocate
+DEEPEST = 34
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
@@ -47,25 +48,35 @@ def fabricated(written: Any, model: nn.Module) -> Inputs:
     """Make inputs like those that were described, where the model's parameters are: numbers at random, indices zero."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(0)
+    if _numbers(written) > LARGEST:
+        raise ArtefactError("The plan's example inputs are larger than any that Prunus takes from a file.")
 
-    def made(value: Any, depth: int = 0) -> Any:
+    def made(value: Any) -> Any:
         kind, held = value[0], value[1]
-        if depth > 16:
-            raise ArtefactError("The plan's example inputs are nested deeper than any that Prunus writes.")
         if kind == "tensor":
             shape, dtype = held, DTYPES[value[2]]
-            if any(type(size) is not int or size < 0 for size in shape) or prod(shape) > LARGEST:
-                raise ArtefactError("The plan's example inputs are larger than any that Prunus takes from a file.")
             if dtype.is_floating_point:
                 return torch.randn(shape, generator=generator).to(device=device, dtype=dtype)
             return torch.zeros(shape, dtype=dtype, device=device)
         if kind == "value" and (held is None or type(held) in (bool, int, float, str)):
             return held
         if kind in ("list", "tuple"):
-            return (list if kind == "list" else tuple)(made(v, depth + 1) for v in held)
+            return (list if kind == "list" else tuple)(made(v) for v in held)
         if kind == "dict":
-            return {k: made(v, depth + 1) for k, v in held.items()}
+            return {k: made(v) for k, v in held.items()}
         raise ArtefactError("The plan holds example inputs that are not written as Prunus writes them.")
 
     _, args, kwargs = written
     return Inputs(tuple(made(v) for v in args), {k: made(v) for k, v in kwargs.items()})
+
+
+def _numbers(value: Any, depth: int = 0) -> int:
+    """How many numbers described inputs would hold in all."""
+    if depth > DEEPEST:
+        raise ArtefactError("The plan's example inputs are nested deeper than any that Prunus writes.")
+    if isinstance(value, list) and len(value) == 3 and value[0] == "tensor":
+        if not isinstance(value[1], list) or any(type(size) is not int or not 0 < size < 2**31 for size in value[1]):
+            raise ArtefactError("The plan's example inputs have sizes that no tensor has.")
+        return prod(value[1])
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(_numbers(part, depth + 1) for part in parts)

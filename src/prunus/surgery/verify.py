@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from prunus.axes import Frozen, Graph, Keep
 from prunus.errors import InexactSurgery, ModelError, PrunusError, said
 from prunus.graph import drop
-from prunus.surgery.program import Exported
+from prunus.surgery.exported import Exported
 from prunus.surgery.slicing import copied, mask_sites, slice_model
 from prunus.surgery.trial import Inputs, first_run, outputs, telling
 from prunus.terms import spread
@@ -135,7 +135,7 @@ def prove(model: nn.Module, graph: Graph, example: Any, form: str = "auto") -> G
     if form != "graph" and not graph.branches and trial.fails(graph, names) is None:
         return replace(graph, form="eager")
     if form != "eager":
-        trial = replace(trial, exported=Exported(model, inputs))
+        trial = replace(trial, exported=Exported(model, inputs, training=False))
         if trial.fails(graph, names) is None:
             return replace(graph, form="graph")
     proven: list[str] = []
