@@ -166,6 +166,23 @@ def test_a_graph_of_another_model_is_refused() -> None:
         Exported(two, Inputs.of(images(batch=2)())).shrunk(graph, keep, slice_model(one, graph, keep))
 
 
+def test_what_the_code_computes_in_vain_costs_what_was_said() -> None:
+    """A layer whose result nobody uses: what is counted before is what is counted after."""
+
+    def forward(m: Any, x: Tensor) -> Tensor:
+        x = F.relu(m.a(x)).view(-1, 8)
+        m.spare(x)
+        return m.b(x)
+
+    net = Net(forward, a=nn.Linear(6, 8), b=nn.Linear(8, 4), spare=nn.Linear(8, 5))
+    gated = prunus.gate(net, *vectors()(), units="groups", rescale=False)
+    with torch.no_grad():
+        gated.log_alpha.copy_(torch.tensor([3.0, -4, 3, -4, -4, 3, 3, -4]))
+    _, receipt = prunus.shrink(gated, *vectors()(), batches=())
+    assert receipt["form"] == "graph"
+    assert receipt["deployed"] | {"latency_ms": {}} == gated.cost.of(gated.keep()) | {"latency_ms": {}}
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
