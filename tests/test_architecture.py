@@ -80,11 +80,9 @@ def export_names(path: Path) -> set[str]:
 
 
 def test_only_trace_touches_torch_export():
-    """The graph form reads what an exported program's placeholders and results are, and no more."""
     used = {path.name: names for path in SOURCE.rglob("*.py") if (names := export_names(path))}
-    assert used.pop("program.py") == {"InputKind", "OutputKind"}
-    assert "export" in used.pop("trace.py")
-    assert not used
+    assert list(used) == ["trace.py"]
+    assert "export" in used["trace.py"]
 
 
 def test_files_stay_readable_whole():

@@ -27,7 +27,7 @@ ZOO_UNITS = {
     "hf_whisper": {"map": 1, "head": 6, "neuron": 4},
     "torch_encoder": {"head": 2, "neuron": 2},
     "torch_mha": {"input": 1, "head": 1, "neuron": 1},
-    "torch_decoder": {"input": 1, "head": 2, "neuron": 2},
+    "torch_decoder": {"input": 1, "head": 4, "neuron": 2},
     "conv_lstm": {"map": 2, "input": 1},
     "conv_gru": {"map": 2, "input": 1},
 }

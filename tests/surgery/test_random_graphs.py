@@ -49,14 +49,14 @@ def check_one(seed: int, keeps: int = 2) -> Counter[str]:
 
 
 @given(st.integers(0, 10**6))
-@settings(max_examples=10, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, phases=PHASES, suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_free_is_removed_exactly(seed: int) -> None:
     check_one(seed)
 
 
 def test_the_property_is_not_empty() -> None:
     """Of fixed seeds: units of every kind, both forms, and removals that change the outputs."""
-    found = sum((check_one(seed, keeps=1) for seed in range(12)), Counter())
+    found = sum((check_one(seed) for seed in range(6)), Counter())
     assert {"map", "neuron", "head", "head dim", "width", "in eager form", "in graph form"} <= set(found)
     assert found["vacuous"] <= found["removed"] // 5, found
 
@@ -84,7 +84,7 @@ def check_maps(seed: int) -> None:
 
 
 def test_the_other_generators_networks_as_operations() -> None:
-    for seed in range(8):
+    for seed in range(5):
         check_maps(seed)
 
 

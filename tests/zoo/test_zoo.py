@@ -16,6 +16,7 @@ from zoo_prepared import (
     EAGER,
     EVERYTHING,
     GRAPH,
+    HEAVY,
     analysed,
     both_forms,
     dense,
@@ -137,6 +138,12 @@ FUSED = {
     "hf_mistral", "hf_t5", "hf_vit", "hf_whisper", "conv_lstm",
 }  # fmt: skip
 
+# Different enough from each other to be shrunk as operations too whenever tests are run; the others among the slow.
+AS_OPERATIONS = (
+    "mlp", "vgg_bn", "regnet", "mobilenet_v2", "densenet", "unet_groupnorm", "superres", "torch_mha", "hf_bert",
+    "hf_llama", "conv_lstm", "tied_lm", "glu_mlp", "rms_net",
+)  # fmt: skip
+
 DENSITIES = (0.9, 0.7, 0.5, 0.25, 0.0)  # 0.0: one unit left of every group
 names = pytest.mark.parametrize("name", list(STRUCTURED))
 
@@ -195,7 +202,7 @@ def test_head_dimensions_and_residual_streams_are_not_found_where_there_are_none
     assert units_of(graph) == STRUCTURED[name]
 
 
-@names
+@slow_if_heavy(STRUCTURED)
 def test_everything_that_is_found_can_be_removed_and_the_models_own_code_is_preferred(name: str) -> None:
     graph = proven(name)
     assert graph.sizes == analysed(name)[0].sizes
@@ -241,23 +248,28 @@ def assert_equal_and_counted(name: str, form: str, densities: Any = DENSITIES, u
     assert min(effects) > 1e-4  # what is removed is missed
 
 
-@names
+@slow_if_heavy(STRUCTURED)
 def test_what_is_shrunk_equals_what_is_gated_and_costs_what_was_said(name: str) -> None:
     assert_equal_and_counted(name, own_form(name))
 
 
-@slow_if_heavy(EAGER)
+@pytest.mark.parametrize("name", sorted(HEAVY))
+def test_so_it_does_where_that_takes_longer(name: str) -> None:
+    assert_equal_and_counted(name, own_form(name), (0.5, 0.0))
+
+
+@pytest.mark.parametrize("name", AS_OPERATIONS)
 def test_so_does_its_graph_form(name: str) -> None:
     assert_equal_and_counted(name, "graph", (0.5, 0.0))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EAGER)
-def test_so_does_its_graph_form_at_every_density(name: str) -> None:
+def test_so_does_every_graph_form_at_every_density(name: str) -> None:
     assert_equal_and_counted(name, "graph")
 
 
-@slow_if_heavy(MORE)
+@pytest.mark.parametrize("name", [name for name in MORE if name in GRAPH or name in AS_OPERATIONS])
 def test_head_dimensions_and_residual_streams_are_removed_exactly_too(name: str) -> None:
     assert_equal_and_counted(name, "graph", (0.5, 0.0), EVERYTHING)
 

@@ -89,7 +89,9 @@ def _contracted(whole: Var, part: Var, names: Mapping[int, tuple[str, str]]) -> 
     return resolve(whole, {key: value for key, value in names.items() if key in inside})
 
 
-def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]]) -> tuple[Frozen, ...]:
+def _frozen_axes(
+    traced: Traced, state: Analysis, names: Mapping[int, tuple[str, str]], selected: set[str]
+) -> tuple[Frozen, ...]:
     """The axes of weights that cannot shrink, and the first reason that has something to say."""
     read = _read(state)
     units: dict[int, str] = {}
@@ -102,8 +104,10 @@ def _frozen_axes(traced: Traced, state: Analysis, names: Mapping[int, tuple[str,
         if not stored.is_parameter:
             continue
         for dim, var in enumerate(state.tensors[tensor]):
-            for atom in atoms(var):
+            for atom in atoms(var) if f"{tensor}[{dim}]" not in selected else ():
                 loud, ask = [reason for reason in atom.reasons if not reason.silent], ""
+                if id(atom) in units:  # somebody's units: whatever froze them is news
+                    loud = loud or atom.reasons
                 if not atom.reasons and id(atom) not in names:
                     reason, ask = _not_chosen(atom, units.get(id(atom)), id(atom) in read)
                     loud = [reason]
@@ -164,7 +168,7 @@ def _build(traced: Traced, state: Analysis, kinds: frozenset[str]) -> Graph:
     return Graph(
         axes=axes,
         groups=tuple(sorted([*groups, *extra], key=lambda group: order[group.name])),
-        frozen=tuple(f for f in _frozen_axes(traced, state, names) if f.axis not in selected),
+        frozen=_frozen_axes(traced, state, names, selected),
         works=works_of(traced, state, names, cut),
         tensors=traced.tensors,
         aliases=traced.aliases,

@@ -36,6 +36,7 @@ class Rewriting:
         self.keep = keep
         self.nodes = nodes
         self.gone: set[FxNode] = set()  # operations of branches that are cut
+        self.idle = {fx for fx in nodes.values() if not fx.users}  # what the model computes in vain, it still computes
         self._kept: dict[Any, torch.Tensor] = {}
 
     def shrinks(self, var: Var) -> bool:
@@ -118,7 +119,7 @@ class Rewriting:
         """Must an operation stay though nobody uses its result: is it an input, or does it change what others see?"""
         if fx.op != "call_function":
             return fx.op in ("placeholder", "output")
-        return _changes(fx) and fx not in self.gone
+        return (_changes(fx) or fx in self.idle) and fx not in self.gone
 
     def dims(self, node: Node, argument: int) -> list[Var]:
         """The axes of an argument."""
