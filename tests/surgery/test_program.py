@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 import prunus
 from prunus.axes import Graph, Keep
-from prunus.errors import ArtefactError, InexactSurgery, ModelError
+from prunus.errors import ArtefactError, InexactSurgery, ModelError, PrunusWarning
 from prunus.graph import analyse
 from prunus.surgery import Exported, Inputs, Program, mask_sites, slice_model
 from prunus.surgery.artefact import plan_of
