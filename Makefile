@@ -16,8 +16,8 @@ slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow
 
 lint: .venv/.installed
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests tools
+	$(BIN)/ruff format --check src tests tools
 	$(BIN)/mypy
 
 .venv/.installed: pyproject.toml constraints.txt

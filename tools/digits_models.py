@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "zoo"))
-from zoo_models import ZOO  # noqa: E402
+from zoo_models import ZOO
 
 
 class OnDigits(nn.Module):
