@@ -89,12 +89,27 @@ def counting() -> Iterator[FlopCounterMode]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     (quick,) = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)[:1]
+    cudnn, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
+    counter = FlopCounterMode(display=False, custom_mapping=VECTORS)
     try:
-        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter, _SummedProducts():
+        with sdpa_kernel(SDPBackend.MATH), counter, _SummedProducts():
             yield counter
     finally:
+        torch.backends.cudnn.enabled = cudnn
         torch.backends.mkldnn.set_flags(_enabled=quick, _fp32_precision=None)
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _with_vector(a: Any, b: Any, *_: Any, **__: Any) -> int:
+    return 2 * math.prod(a)
+
+
+VECTORS = {  # products with vectors, which PyTorch's counter leaves out
+    torch.ops.aten.mv: _with_vector,
+    torch.ops.aten.dot: _with_vector,
+    torch.ops.aten.vdot: _with_vector,
+    torch.ops.aten.addmv: lambda bias, a, b, *_, **__: _with_vector(a, b),
+}
 
 
 class _SummedProducts(TorchFunctionMode):

@@ -193,12 +193,20 @@ def _normalized(r: Rewriting, node: Node, fx: FxNode, out: list[Var]) -> None:
     if left == whole:
         return
     eps = node.args[3] if len(node.args) > 3 else node.kwargs.get("eps")
-    held = node.fx.meta["val"].dtype if node.fx is not None else torch.float32
-    eps = torch.finfo(held).eps if eps is None else eps
     weight = fx.args[2] if len(fx.args) > 2 else fx.kwargs.get("weight")
-    fx.args = (fx.args[0], [r.count(var) for var in own], weight, eps * whole / left)
+    counts = [r.count(var) for var in own]
+    if eps is None:
+        fx.target = least_rms_norm
+        fx.args = (fx.args[0], counts, weight, whole / left)
+    else:
+        fx.args = (fx.args[0], counts, weight, eps * whole / left)
     fx.kwargs = {}
     _scaled(fx, math.sqrt(whole / left))
+
+
+def least_rms_norm(x: torch.Tensor, shape: list[int], weight: torch.Tensor | None, times: float) -> torch.Tensor:
+    """A root-mean-square norm with some times the epsilon that it takes by itself, which is its input's precision's."""
+    return torch.nn.functional.rms_norm(x, shape, weight, torch.finfo(x.dtype).eps * times)
 
 
 def _mean(r: Rewriting, node: Node, fx: FxNode, out: list[Var]) -> None:

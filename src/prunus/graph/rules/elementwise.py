@@ -26,6 +26,8 @@ def identity(a: Analysis, node: Node) -> list[Dims]:
 
 
 @rule("hardtanh", "relu6", "silu", "mish", "hardswish", "zeros_like", "ones_like", "full_like", "add", "sub", "mul")
+@rule("leaky_relu", "elu", "celu", "gelu", "hardsigmoid", "hardshrink", "softshrink", "softplus", "threshold", "rrelu")
+@rule("sigmoid", "tanh", "log_sigmoid")
 @rule("div", "maximum", "minimum", "where", "relu", "selu", "masked_fill", "copy", "empty_like", "clamp", "rsub")
 def pointwise(a: Analysis, node: Node) -> list[Dims]:
     """Elementwise, with broadcasting; what happens to a dead unit's values is nobody's business but its readers'."""
