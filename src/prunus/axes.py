@@ -66,13 +66,14 @@ class Step:
 class Frozen:
     """An axis that cannot shrink, the operation that froze it, and the module where that operation stands.
 
-    Where it could shrink had one asked for it, `units` says what to ask for.
+    Where it could shrink had one asked for it, `units` says what to ask for. `also` names what is frozen with it.
     """
 
     axis: str
     operation: str
     module: str
     units: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +143,15 @@ class Graph:
     def closed_branches(self, keep: "Keep") -> set[str]:
         """The tensors that go with branches of which nothing stays."""
         return {tensor for tensor, names in self.branches.items() if not all(keep.units[n].any() for n in names)}
+
+    def inside(self) -> dict[str, list[str]]:
+        """By branch, the groups of which everything stands in it."""
+        where = {group.name: {axis.tensor for axis in group.members} for group in self.groups if not group.vanishes}
+        found: dict[str, list[str]] = {}
+        for branch in (group.name for group in self.groups if group.vanishes):
+            own = {tensor for tensor, names in self.branches.items() if branch in names}
+            found[branch] = [name for name, tensors in where.items() if tensors and tensors <= own]
+        return found
 
     def fine_axes(self) -> list[tuple[Axis, Both]]:
         """The axes on which a finer group lies over a base."""

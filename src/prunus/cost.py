@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 import torch
 from torch import Tensor
@@ -177,7 +178,12 @@ class Cost:
 
     def dense(self) -> dict[str, int]:
         """What the model costs before anything is removed."""
-        return self.of(Keep(self.graph, {}))
+        return self.of(Keep(self.graph, {})) | {"bytes": self.dense_bytes(lambda tensor: True)}
+
+    def dense_bytes(self, chosen: Callable[[str], bool]) -> int:
+        """The bytes of tensors before anything is removed: there are no places to note then."""
+        stored = (tensor for name, tensor in self.graph.tensors.items() if tensor.persistent and chosen(name))
+        return sum(prod(tensor.shape) * tensor.itemsize for tensor in stored)
 
     def of(self, keep: Keep) -> dict[str, int]:
         """What the model costs with a Keep's units alone: the exact count after surgery."""

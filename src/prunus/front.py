@@ -142,6 +142,9 @@ def gate(
     graph = analyse_and_prove(model, example_inputs, units=units, only=only, freeze=freeze, form=form)
     if graph.form == "unproved":
         raise ModelError("The model lies on the meta device, where it has no numbers to train: give it weights first.")
+    if not graph.groups:
+        why = "; ".join(f"{f.axis}: {f.operation}" for f in graph.frozen[:3])
+        warn(f"Nothing in this model carries gates, so that nothing will shrink ({why or 'no layer is understood'}).")
     if rescale:
         if model in _GATED:
             warn("This model was gated before; its weights, divided by the keep probability then, are divided again.")

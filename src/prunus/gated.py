@@ -141,6 +141,7 @@ class Gated(nn.Module):
         self._rounds, indices = rounds_of(self.model, self.graph, self.cost.offsets, self.units)
         for one, index in zip(self._rounds, indices, strict=True):
             self.register_buffer(one.index, index, persistent=False)
+        self.inside = self.graph.inside()
         self.openness = Openness(self.graph, self.round_to)
         self._whole = copy.deepcopy(self.cost.whole)  # moves with the gates; the cost itself stays on the CPU
         self.to(device)

@@ -84,7 +84,7 @@ def land(gated: Gated, budget: Budget | None = None) -> Landing:
         saving = savings.sum(0)
         asked = gated.asked_units(location)
         candidates = (asked > 0) & (location > gated.gates.low) & (saving > 0) & ~_best(gated, location, asked)
-        worth = p / _share_left(gated, p, asked, candidates)
+        worth = p / _share_left(gated, p, asked, candidates) * _within(gated, p * asked)
         bunches = _bunched(gated, candidates, worth, savings, asked, open_)
         if not len(bunches.worth):
             line = budget.lines[int(excess.argmax())]
@@ -205,6 +205,16 @@ def _closed(
             middle = (low + many) // 2
             low, many = (low, middle) if meets(middle) else (middle, many)
     return after(many)
+
+
+def _within(gated: Gated, p: Tensor) -> Tensor:
+    """What stands in a branch goes with it: its gate is worth as much as theirs together, any other is worth itself."""
+    worth = torch.ones_like(p)
+    offsets, sizes = gated.cost.offsets, gated.graph.sizes
+    for branch, groups in gated.inside.items():
+        total = sum(p[offsets[name] : offsets[name] + sizes[name]].sum() for name in groups)
+        worth[offsets[branch]] = torch.as_tensor(total).clamp(min=1)
+    return worth
 
 
 def _share_left(gated: Gated, p: Tensor, open_: Tensor, candidates: Tensor) -> Tensor:

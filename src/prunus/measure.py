@@ -91,6 +91,7 @@ def counting() -> Iterator[FlopCounterMode]:
     (quick,) = torch.backends.mkldnn.set_flags(_enabled=False, _fp32_precision=None)[:1]
     cudnn, torch.backends.cudnn.enabled = torch.backends.cudnn.enabled, False
     counter = FlopCounterMode(display=False, custom_mapping=VECTORS)
+    counter.mod_tracker = _Nowhere()  # type: ignore[assignment]
     try:
         with sdpa_kernel(SDPBackend.MATH), counter, _SummedProducts():
             yield counter
@@ -98,6 +99,18 @@ def counting() -> Iterator[FlopCounterMode]:
         torch.backends.cudnn.enabled = cudnn
         torch.backends.mkldnn.set_flags(_enabled=quick, _fp32_precision=None)
         torch.backends.mha.set_fastpath_enabled(fast)
+
+
+class _Nowhere:
+    """In place of PyTorch's tracker of modules, which cannot take views of parameters without gradients."""
+
+    parents = frozenset({"Global"})
+
+    def __enter__(self) -> "_Nowhere":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 def _with_vector(a: Any, b: Any, *_: Any, **__: Any) -> int:
@@ -122,15 +135,32 @@ class _SummedProducts(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if (
-            func is torch.einsum
-            and len(args) == 3
-            and isinstance(args[0], str)
-            and "..." not in args[0]
-            and "," in args[0]
-        ):
-            return _as_matmul(*args)
+        if func is torch.einsum and len(args) == 3 and isinstance(args[0], str):
+            equation = spelled_out(args[0], [operand.dim() for operand in args[1:]])
+            if equation is not None:
+                return _as_matmul(equation, *args[1:])
         return func(*args, **(kwargs or {}))
+
+
+def spelled_out(equation: str, ranks: Sequence[int]) -> str | None:
+    """A sum of products with a label for every dimension that "..." stands for; None where that says too little.
+
+    >>> spelled_out("...id, ...jd -> ...ij", [4, 4])
+    'ABid,ABjd->ABij'
+    """
+    left, arrow, out = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    if len(parts) != len(ranks) or ("..." in left and not arrow):
+        return None
+    short = [part.replace("...", "") for part in parts]
+    hidden = [rank - len(one) if one != part else 0 for one, part, rank in zip(short, parts, ranks, strict=True)]
+    letters = [letter for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if letter not in equation]
+    most = max(hidden, default=0)
+    if most > len(letters):
+        return None
+    names = letters[:most]
+    spelled = [part.replace("...", "".join(names[most - n :])) for part, n in zip(parts, hidden, strict=True)]
+    return ",".join(spelled) + arrow + out.replace("...", "".join(names))
 
 
 def _as_matmul(equation: str, a: Tensor, b: Tensor) -> Tensor:

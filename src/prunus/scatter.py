@@ -130,6 +130,8 @@ def read(units: Any) -> Scattered | None:
     >>> read("16x4").block, read("2:4").most, read("structured")
     ((16, 4), (2, 4), None)
     """
+    if isinstance(units, list | tuple) and len(units) == 1:
+        (units,) = units
     if units == "weights":
         return Scattered(())
     text = units if isinstance(units, str) else ""

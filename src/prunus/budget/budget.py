@@ -106,6 +106,9 @@ class Budget:
         self._paper = cost.rows(zip(density, choosers, strict=True))
         every = torch.ones(self.gated.units, dtype=torch.float64)
         self.dense: list[float] = self._rows(every).tolist()
+        for k, (line, chosen) in enumerate(zip(self.lines, choosers, strict=True)):
+            if line.what == "bytes":
+                self.dense[k] = float(cost.dense_bytes(chosen))
         self.has_paper = [value > 0 for value in self._paper(every).tolist()]
         limits = [
             line.limit.value * dense if line.limit.is_fraction else line.limit.value

@@ -1,7 +1,7 @@
 """`prunus inspect`: what can shrink in a model, what it would save, and what is frozen and why."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prunus import data as datasets
-from prunus.axes import Axis, Graph
+from prunus.axes import Axis, Frozen, Graph
 from prunus.cli import speech
 from prunus.cli.sources import model_and_inputs
 from prunus.cli.tables import plain_table
@@ -77,12 +77,14 @@ def inspect(asked: Asked) -> None:
     openness = Openness(graph)
     closed = openness.kept(openness.key(torch.full((sum(graph.sizes.values()),), -1.0)), 0.0)
     found = shares(graph, closed)
-    if asked.as_json:
-        print(json.dumps(described(graph, found), indent=1))  # noqa: T201 (what was asked for, and nothing else)
-        return
+    name = _meant(graph, asked.group) if asked.group is not None else None
     console = speech.out()
+    if asked.as_json:
+        listed = described(graph, found) if asked.group is None else one_described(graph, found, asked.group, name)
+        print(json.dumps(listed, indent=1))  # noqa: T201 (what was asked for, and nothing else)
+        return
     if asked.group is not None:
-        explain(graph, found, asked.group, console)
+        explain(graph, found, asked.group, name, console)
         return
     dense = Cost(graph).dense()
     text = f"{asked.model}: {dense['params']:,} parameters, {dense['macs']:,} MACs an example"
@@ -104,22 +106,64 @@ def inspect(asked: Asked) -> None:
         console.print(_frozen(graph))
 
 
-def explain(graph: Graph, found: Shares, name: str, console: Console) -> None:
+def _meant(graph: Graph, name: str) -> str | None:
+    """The group that a name means: its own, or that of one of its axes, tensors or modules; None if it is frozen.
+
+    Raises:
+        ModelError: there is no such thing in the model.
+    """
+    if name in graph.sizes:
+        return name
+    for group in graph.groups:
+        for axis in group.members:
+            if name in (str(axis), axis.tensor, axis.tensor.rpartition(".")[0]):
+                return group.name
+    if _frozen_by(graph, name):
+        return None
+    known = [*graph.sizes, *(axis for f in graph.frozen for axis in (f.axis, *f.also))]
+    raise ModelError(f"There is no group and no frozen axis {name!r}; {nearest(name, known)}.")
+
+
+def _frozen_by(graph: Graph, name: str) -> list[Frozen]:
+    """The frozen axes that a name means."""
+    found = []
+    for frozen in graph.frozen:
+        for axis in (frozen.axis, *frozen.also):
+            tensor = axis.rpartition("[")[0]
+            if name in (axis, tensor, tensor.rpartition(".")[0]):
+                found.append(frozen)
+                break
+    return found
+
+
+def one_described(graph: Graph, found: Shares, asked: str, name: str | None) -> dict[str, Any]:
+    """One group, with the operations that couple it, and the frozen axes of that name, as JSON."""
+    groups = [group for group in described(graph, found)["groups"] if group["name"] == name]
+    for group in groups:
+        group["chain"] = [asdict(step) for step in graph.group(group["name"]).chain]
+    frozen = [{**asdict(f), "also": list(f.also)} for f in _frozen_by(graph, asked)]
+    return {"groups": groups, "frozen": frozen}
+
+
+def explain(graph: Graph, found: Shares, asked: str, name: str | None, console: Console) -> None:
     """Print why a group exists, or why an axis is frozen."""
-    frozen = [f for f in graph.frozen if name in (f.axis, f.axis.rpartition(".")[0], f.module)]
-    if name not in graph.sizes:
-        if not frozen:
-            known = [*graph.sizes, *(f.axis for f in graph.frozen)]
-            raise ModelError(f"There is no group and no frozen axis {name!r}; {nearest(name, known)}.")
-        console.print(_frozen(replace(graph, frozen=tuple(frozen))))
-        return
+    frozen = _frozen_by(graph, asked)
+    if name is not None:
+        if name != asked:
+            console.print(Text(f"{asked} shrinks together with {name}."))
+            console.print()
+        _explain_group(graph, found, name, console)
+    for one in frozen:
+        console.print(_frozen(replace(graph, frozen=(one,))))
+        if one.also:
+            console.print(Text("frozen with it: " + ", ".join(one.also)), soft_wrap=True)
+
+
+def _explain_group(graph: Graph, found: Shares, name: str, console: Console) -> None:
     group, share = graph.group(name), found.groups[name]
     units = f"{group.unit}s" if group.size != 1 else group.unit
-    console.print(
-        Text(
-            f"{name}: {group.size:,} {units}, {share['params']:.1%} of the parameters, {share['macs']:.1%} of the MACs"
-        )
-    )
+    parts = f"{share['params']:.1%} of the parameters, {share['macs']:.1%} of the MACs"
+    console.print(Text(f"{name}: {group.size:,} {units}, {parts}"))
     console.print()
     table = plain_table("", "operation", "in")
     for column in table.columns:
@@ -186,7 +230,8 @@ def _frozen(graph: Graph) -> Table:
         column.no_wrap = False
     for frozen in graph.frozen:
         why = frozen.operation + (f" (--units {frozen.units} gates it)" if frozen.units else "")
-        table.add_row(Text(frozen.axis), Text(why), Text(frozen.module or "the model"))
+        axis = frozen.axis + (f" and {len(frozen.also)} more" if frozen.also else "")
+        table.add_row(Text(axis), Text(why), Text(frozen.module or "the model"))
     return table
 
 

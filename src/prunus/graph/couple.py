@@ -1,6 +1,7 @@
 """From a walked model to its `Graph`: name the groups, resolve every axis, say what is frozen and why."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -98,8 +99,7 @@ def _frozen_axes(
     for tensor, dim, unit in state.produced:
         for atom in atoms(state.tensors[tensor][dim]):
             units.setdefault(id(atom), unit)
-    found: dict[Frozen, None] = {}
-    seen: set[int] = set()
+    found: dict[int, list[Frozen]] = {}
     for tensor, stored in traced.tensors.items():
         if not stored.is_parameter:
             continue
@@ -111,11 +111,13 @@ def _frozen_axes(
                 if not atom.reasons and id(atom) not in names:
                     reason, ask = _not_chosen(atom, units.get(id(atom)), id(atom) in read)
                     loud = [reason]
-                if id(atom) not in seen and loud and atom.size > 1:
+                if loud and atom.size > 1:
                     module = loud[0].module or _owner(tensor)
-                    found[Frozen(f"{tensor}[{dim}]", loud[0].operation, module, ask)] = None
-                seen.add(id(atom))
-    return tuple(found)
+                    found.setdefault(id(atom), []).append(Frozen(f"{tensor}[{dim}]", loud[0].operation, module, ask))
+    rows: dict[Frozen, None] = {}
+    for first, *others in found.values():
+        rows[replace(first, also=tuple(dict.fromkeys(other.axis for other in others)))] = None
+    return tuple(rows)
 
 
 def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> tuple[Reason, str]:

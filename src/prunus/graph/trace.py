@@ -207,6 +207,7 @@ def _node(node: torch.fx.Node, name: str, names: Mapping[torch.fx.Node, str]) ->
 def _export(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool, shapes: Any = None
 ) -> ExportedProgram:
+    args, kwargs = _each_its_own((args, dict(kwargs)))
     modes = {name: module.training for name, module in model.named_modules()}
     model.train(training)
     quiet = logging.root.manager.disable
@@ -228,38 +229,42 @@ def _export(
             module.training = modes[name]
 
 
+def _each_its_own(inputs: Any) -> Any:
+    """Inputs of which no two are one tensor: export would take these for the same input ever after."""
+    seen: set[int] = set()
+
+    def one(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and id(leaf) in seen:
+            return leaf.clone()
+        seen.add(id(leaf))
+        return leaf
+
+    return tree_map(one, inputs)
+
+
 def _export_any_batch(
     model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], training: bool
 ) -> ExportedProgram:
     own = args, kwargs
     if batch_size(args, kwargs) == 1:  # export takes a size of one for a constant
         args, kwargs = with_batch(args, 2, kwargs)
-    free = any_batch(args, kwargs)
-    if free is not None:
-        try:
-            by_position, by_name = free
-            if by_name:  # export wants all of them by name then
-                names = list(inspect.signature(model.forward).parameters)
-                free = dict(zip(names, by_position, strict=False)) | by_name
-            else:
-                free = by_position
-            return _export(model, args, kwargs, training, free)
-        except ModelError:
-            pass  # a model whose code fixes the batch: the program runs on batches of the example's size
-    return _export(model, *own, training)
+    try:
+        return _export(model, args, kwargs, training, any_batch(model, args, kwargs))
+    except (ModelError, TypeError):
+        # A model whose code fixes the batch: the program runs on batches of the example's size.
+        return _export(model, *own, training)
 
 
-def any_batch(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def any_batch(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What export is told of the inputs' shapes: the first dimension of every tensor with the batch in it may vary."""
-    first = next((t for t in tree_leaves((args, dict(kwargs))) if isinstance(t, Tensor) and t.dim() > 0), None)
-    if first is None:
-        return None
+    batch = batch_size(args, kwargs)
 
     def free(leaf: Any) -> Any:
-        varies = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == first.shape[0]
+        varies = isinstance(leaf, Tensor) and leaf.dim() > 0 and leaf.shape[0] == batch
         return {0: torch.export.Dim.AUTO} if varies else None
 
-    return tree_map(free, tuple(args)), tree_map(free, dict(kwargs))
+    bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+    return tree_map(free, dict(bound))
 
 
 def trace(

@@ -70,6 +70,11 @@ def call(var: Var, kind: str) -> None:
         atom.kind = atom.kind or kind
 
 
+def known(var: Var) -> bool:
+    """Is it frozen already, wherever it has more than one position?"""
+    return all(atom.reasons or atom.size == 1 for atom in atoms(var))
+
+
 def product(parts: list[Var]) -> Var:
     """The row-major product of variables; factors of one position say nothing and are left out."""
     flat: list[Var] = []

@@ -75,6 +75,12 @@ def save(small: nn.Module, path: str | Path) -> None:
             for group, units in kept.items():
                 units[plan["groups"][group]["kept"]] = True
             tensors[f"{name}:places"] = _pack(torch.cat(list(kept.values())))
+            grown = int((value[~layout.over(kept, shape).bool()] != 0).sum())
+            if grown:
+                raise ModelError(
+                    f"{grown:,} weights of {name!r} that were removed are not zero any more: training grew them again, "
+                    "and a file would lose them. Put them back to zero after every step of training, or before saving."
+                )
             value = value[layout.over(kept, shape)]
         tensors[name] = value.clone()
     if plan["form"] == "graph" and plan["inputs"] is None:

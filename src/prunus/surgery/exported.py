@@ -136,6 +136,9 @@ def _shape(taken: torch.fx.Node) -> Shape | None:
 
 def _tidy(module: torch.fx.GraphModule, rewriting: Rewriting, unused: list[torch.fx.Node]) -> None:
     """Take out what nobody uses any more, and make code of the rest."""
+    for user in [user for node in unused for user in node.users]:
+        if set(user.all_input_nodes) <= set(unused):  # a batch norm's count of its batches
+            rewriting.gone.add(user)
     inner = [one for one in module.modules() if isinstance(one, torch.fx.GraphModule)]
     for one in inner:
         one.graph.eliminate_dead_code(rewriting.stays)

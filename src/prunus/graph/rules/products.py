@@ -9,7 +9,8 @@ from typing import Any
 from prunus.graph.analysis import Analysis, Dims, references
 from prunus.graph.rules.registry import argument, rule, unknown
 from prunus.graph.trace import Node
-from prunus.graph.unify import Var, add_up, call, find, freeze, unify
+from prunus.graph.unify import Var, add_up, call, find, freeze, known, unify
+from prunus.measure import spelled_out
 
 
 @rule("matmul", "mm", "bmm", "mv", "dot")
@@ -59,8 +60,8 @@ def _matmul(a: Analysis, node: Node, left: Any, right: Any) -> list[Dims]:
     if weights == [None, None]:
         for var in head:
             call(var, "head")
-        for var in y[-1:] if head else []:
-            call(var, "head dim")
+        if not all(known(var) for var in head):  # not the batch alone: there are heads
+            call(y[-1], "head dim")
     rows = [x[-2]] if len(x) > 1 else []
     columns = [y[-1]] if len(y) > 1 else []
     if weights[1] is not None and len(y) == 2:
@@ -109,8 +110,9 @@ def attention(a: Analysis, node: Node) -> list[Dims]:
 @rule("einsum")
 def einsum(a: Analysis, node: Node) -> list[Dims]:
     """Labels say which axes are the same; what no label of the result names is summed over."""
-    equation, operands = node.args[0].replace(" ", ""), list(node.args[1])
-    if "..." in equation or len(operands) > 2 or (len(node.args) > 2 and node.args[2] is not None):
+    operands = list(node.args[1])
+    equation = spelled_out(node.args[0], [len(a.of(ref)) for ref in operands])
+    if equation is None or len(operands) > 2 or (len(node.args) > 2 and node.args[2] is not None):
         return unknown(a, node)
     left, arrow, right = equation.partition("->")
     labels = left.split(",")
@@ -127,12 +129,15 @@ def einsum(a: Analysis, node: Node) -> list[Dims]:
             unify(where.setdefault(label, var), var, a.reason(node))
     views = [a.view_of(ref) for ref in operands]
     weight = next((k for k, view in enumerate(views) if view is not None), None) if len(operands) == 2 else None
+    shared = [label for label in right if all(label in one for one in labels)]
     for label, var in where.items():
         if label in right:
             if weight is not None and label in labels[weight] and label not in labels[1 - weight]:
                 a.produce(operands[weight], labels[weight].index(label), "neuron")
-            elif len(operands) == 2 and views == [None, None]:
-                call(var, "head" if all(label in one for one in labels) else "head dim")
+            elif len(operands) == 2 and views == [None, None] and all(label in one for one in labels):
+                call(var, "head")
+            elif len(operands) == 2 and views == [None, None] and not all(known(where[one]) for one in shared):
+                call(var, "head dim")
         elif weight is not None and all(label in one for one in labels):
             a.contract(node, operands[weight], labels[weight].index(label), var)
         else:

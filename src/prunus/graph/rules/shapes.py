@@ -5,7 +5,7 @@ from math import prod
 from prunus.graph.analysis import Analysis, Dims
 from prunus.graph.rules.registry import argument, rule, unknown
 from prunus.graph.trace import Node, Ref
-from prunus.graph.unify import Var, atoms, concatenation, find, freeze, product, split_cat, split_product, unify
+from prunus.graph.unify import Var, concatenation, find, freeze, known, product, split_cat, split_product, unify
 
 
 @rule("flatten", "view", "reshape", "_unsafe_view", "unflatten", "view_as", "reshape_as", "ravel")
@@ -141,11 +141,6 @@ def unbind(a: Analysis, node: Node) -> list[Dims]:
     dim = argument(node, 1, "dim", 0) % len(x)
     freeze_quietly(a, node, x[dim])
     return [[var for k, var in enumerate(x) if k != dim] for _ in node.shapes]
-
-
-def known(var: Var) -> bool:
-    """Is it frozen already, wherever it has more than one position?"""
-    return all(atom.reasons or atom.size == 1 for atom in atoms(var))
 
 
 def freeze_quietly(a: Analysis, node: Node, var: Var) -> None:
