@@ -10,7 +10,7 @@ demo: .venv/.installed
 	$(BIN)/prunus train --out runs/demo
 
 test: .venv/.installed
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 slow: .venv/.installed
 	$(BIN)/python -m pytest -m slow

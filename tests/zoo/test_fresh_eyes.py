@@ -139,7 +139,7 @@ class Axial(nn.Module):
 
 def test_an_ellipsis_stands_for_dimensions() -> None:
     x = torch.randn(2, 3, 5, 12)
-    gated = prunus.gate(Axial(), x)
+    gated = prunus.gate(Axial(), x, units="heads")
     assert {(group.size, group.unit) for group in gated.graph.groups} == {(3, "head")}
     half_closed(gated)
     small, receipt = prunus.shrink(gated, x, seconds=0)

@@ -129,6 +129,22 @@ MORE: dict[str, Units] = {
     "rms_net": {"width": (1, 24)},
 }
 
+# Branches that "branches" must find: residual ones, each a block's, or an attention's and an MLP's of a block.
+BRANCHES = {
+    "resnet18": 8, "resnet50": 16, "resnet56": 27, "resnet_padded": 6, "wide_resnet": 6, "preact_resnet": 9,
+    "regnet": 3,
+    "mobilenet_v2": 3, "mobilenet_v3": 3, "efficientnet": 2,  # those of stride 1 that keep the number of maps
+    "shufflenet_v1": 2,  # with a stride the input is concatenated
+    "convnext": 4,
+    "superres": 1,  # the other addition is to the network's input
+    "seg_fpn": 2,  # the lateral maps, or what comes from above
+    "vit": 4, "vit_explicit": 4, "swin": 6, "einsum_attention": 4, "torch_encoder": 4, "torch_mha": 1,
+    "torch_decoder": 6, "hf_bert": 4, "hf_bert_eager": 4, "hf_distilbert": 4, "hf_gpt2": 4, "hf_llama": 4,
+    "hf_mistral": 4, "hf_t5": 4 + 6, "hf_vit": 4,
+    "hf_whisper": 4 + 5,  # the decoder's first attention makes the mask that the second reads too
+    "glu_mlp": 2, "rms_net": 3,
+}  # fmt: skip
+
 # Whose own code runs with fewer head dimensions too: PyTorch's attention, which then remembers its scale.
 EAGER_IN_ALL = {"torch_encoder", "torch_mha", "torch_decoder"}
 
@@ -144,6 +160,7 @@ AS_OPERATIONS = (
     "hf_llama", "conv_lstm", "tied_lm", "glu_mlp", "rms_net",
 )  # fmt: skip
 
+WITH_BRANCHES = ("structured", "branches")
 DENSITIES = (0.9, 0.7, 0.5, 0.25, 0.0)  # 0.0: one unit left of every group
 names = pytest.mark.parametrize("name", list(STRUCTURED))
 
@@ -282,6 +299,23 @@ def test_head_dimensions_and_residual_streams_are_proved_and_removed_at_every_de
     assert graph.form == ("eager" if name in EAGER_IN_ALL else "graph")
     for form in {graph.form, "graph"}:
         assert_equal_and_counted(name, form, units=EVERYTHING)
+
+
+@pytest.mark.parametrize("name", [name for name in BRANCHES if name in GRAPH or name in AS_OPERATIONS])
+def test_branches_are_left_out_exactly(name: str) -> None:
+    graph, _ = analysed(name, WITH_BRANCHES)
+    assert units_of(graph) == STRUCTURED[name] | {"branch": (BRANCHES[name], BRANCHES[name])}
+    assert_equal_and_counted(name, "graph", (0.5, 0.0), WITH_BRANCHES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(STRUCTURED))
+def test_branches_are_left_out_exactly_at_every_density(name: str) -> None:
+    graph, _ = analysed(name, WITH_BRANCHES)
+    assert units_of(graph).pop("branch", (0, 0))[0] == BRANCHES.get(name, 0)
+    if name in BRANCHES:
+        assert proven(name, WITH_BRANCHES).sizes == graph.sizes
+        assert_equal_and_counted(name, "graph", (0.9, 0.5, 0.0), WITH_BRANCHES)
 
 
 # ---- what a shrunk model is good for ---------------------------------------------------------------------------------

@@ -81,14 +81,14 @@ def gated_of(name: str, units: Any = "structured") -> Gated:
 
 
 def gated_at(name: str, density: float, units: Any = "structured") -> Gated:
-    """The gated model with about that share of its gates open, one in every group at least, and no two alike."""
+    """The gated model with about that share of its gates open, one in every group that cannot vanish, no two alike."""
     gated = gated_of(name, units)
     generator = torch.Generator().manual_seed(round(100 * density))
     parts = []
-    for size in gated.graph.sizes.values():
-        open_ = torch.rand(size, generator=generator) < density
-        open_[int(torch.randint(size, (1,), generator=generator))] = True
-        location = 1 + 2 * torch.rand(size, generator=generator)  # gates between 0.8 and 1
+    for group in gated.graph.groups:
+        open_ = torch.rand(group.size, generator=generator) < density
+        open_[int(torch.randint(group.size, (1,), generator=generator))] |= not group.vanishes
+        location = 1 + 2 * torch.rand(group.size, generator=generator)  # gates between 0.8 and 1
         parts.append(torch.where(open_, location, -4 - location))
     with torch.no_grad():
         gated.log_alpha.copy_(torch.cat(parts))

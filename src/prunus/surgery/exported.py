@@ -131,7 +131,7 @@ def _shape(taken: torch.fx.Node) -> Shape | None:
     value = taken.meta.get("val")
     if not isinstance(value, Tensor):
         return None
-    return tuple(None if isinstance(size, torch.SymInt) else int(size) for size in value.shape)
+    return tuple(size.node.maybe_as_int() if isinstance(size, torch.SymInt) else int(size) for size in value.shape)
 
 
 def _tidy(module: torch.fx.GraphModule, rewriting: Rewriting, unused: list[torch.fx.Node]) -> None:
