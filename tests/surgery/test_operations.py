@@ -242,7 +242,11 @@ def test_what_it_lets_free_is_removed_exactly(name: str) -> None:
     graph = analyse(model, (x,), units=EVERYTHING)
     for form in ("auto", "graph"):
         assert prove(model, graph, x, form).sizes == graph.sizes
-    exported, eager, whole = Exported(model, inputs), prove(model, graph, x, "eager"), outputs(model, inputs)
+    exported, eager, whole = (
+        Exported(model, inputs, training=False),
+        prove(model, graph, x, "eager"),
+        outputs(model, inputs),
+    )
     effects = []
     for seed in range(4):
         keep = random_keep(graph, seed)

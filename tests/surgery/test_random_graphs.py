@@ -32,7 +32,7 @@ def check_one(seed: int, keeps: int = 2) -> Counter[str]:
     proven = prove(net, graph, x)
     refused = [f for f in proven.frozen if f not in graph.frozen]
     assert proven.sizes == graph.sizes, (seed, refused)
-    exported, cost, whole = Exported(net, inputs), Cost(graph), outputs(net, inputs)
+    exported, cost, whole = Exported(net, inputs, training=False), Cost(graph), outputs(net, inputs)
     for k in range(keeps):
         keep = random_keep(graph, seed + k)
         masked = outputs(net, inputs, mask_sites(graph, keep, tensors(net)))
@@ -74,7 +74,7 @@ def check_maps(seed: int) -> None:
     """The other generator's networks, in the graph form."""
     net = RandomNet(seed).double().eval()
     x = torch.randn(2, 2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
-    graph, exported = analyse(net, (x,), units=EVERYTHING), Exported(net, Inputs.of(x))
+    graph, exported = analyse(net, (x,), units=EVERYTHING), Exported(net, Inputs.of(x), training=False)
     keep = random_keep(graph, seed)
     masked = mask_sites(graph, keep, tensors(net))
     small = exported.shrunk(graph, keep, slice_model(net, graph, keep, form="graph"))

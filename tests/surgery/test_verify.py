@@ -31,7 +31,7 @@ def assert_its_operations_shrink(model: nn.Module, *args: Any, **options: Any) -
     graph = proven(model, *args, **options)
     assert (graph.sizes, graph.form, refused(graph)) == (whole.sizes, "graph", {})
     assert graph == proven(model, *args, form="graph", **options)
-    exported = Exported(model, Inputs.of(args))
+    exported = Exported(model, Inputs.of(args), training=False)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         units = {name: torch.rand(size, generator=generator) < 0.6 for name, size in graph.sizes.items()}

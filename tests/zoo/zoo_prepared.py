@@ -35,9 +35,10 @@ def slow_if_heavy(names: Iterable[str]) -> Any:
 
 
 def both_forms(names: Iterable[str]) -> Any:
-    """Tests of every model in the form that it is shrunk to; of its graph form too, where that is another, if slow."""
+    """Tests of every model in the form that it is shrunk to, and of its graph form where that is another; slow ones."""
     names = list(names)
-    own = [pytest.param(name, own_form(name), id=name) for name in names]
+    marks = {True: pytest.mark.slow, False: ()}
+    own = [pytest.param(name, own_form(name), id=name, marks=marks[name in HEAVY]) for name in names]
     more = [pytest.param(name, "graph", id=f"{name}-graph", marks=pytest.mark.slow) for name in names if name in EAGER]
     return pytest.mark.parametrize("name, form", [*own, *more])
 

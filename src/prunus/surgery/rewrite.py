@@ -36,7 +36,6 @@ class Rewriting:
         self.keep = keep
         self.nodes = nodes
         self.gone: set[FxNode] = set()  # operations of branches that are cut
-        self.idle = {fx for fx in nodes.values() if not fx.users}  # what the model computes in vain, it still computes
         self._kept: dict[Any, torch.Tensor] = {}
 
     def shrinks(self, var: Var) -> bool:
@@ -116,10 +115,10 @@ class Rewriting:
                 self.gone.add(self.nodes[fx])
 
     def stays(self, fx: FxNode) -> bool:
-        """Must an operation stay though nobody uses its result: is it an input, or does it change what others see?"""
-        if fx.op != "call_function":
+        """Must an operation stay though nobody uses its result? All that stood in no branch: its cost was counted."""
+        if fx.op != "call_function" or fx in self.gone:
             return fx.op in ("placeholder", "output")
-        return (_changes(fx) or fx in self.idle) and fx not in self.gone
+        return isinstance(fx.meta.get("val"), torch.Tensor | tuple | list) or _changes(fx)
 
     def dims(self, node: Node, argument: int) -> list[Var]:
         """The axes of an argument."""
