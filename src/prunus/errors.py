@@ -76,6 +76,15 @@ def said(error: BaseException, most: int = 160) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def several(unit: str, number: int | None = None) -> str:
+    """The word for a kind of unit, for so many of them.
+
+    >>> several("branch"), several("map", 3), several("head dim", 1)
+    ('branches', 'maps', 'head dim')
+    """
+    return unit if number == 1 else unit + ("es" if unit.endswith("ch") else "s")
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Say which of `names` look like `name`, as the end of a sentence.
 

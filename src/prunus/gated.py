@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from prunus.axes import Graph, Keep
 from prunus.cost import MEASURES, Cost
-from prunus.errors import ModelError, is_number, nearest
+from prunus.errors import ModelError, is_number, nearest, several
 from prunus.gates import (
     Draw,
     DrawAndMultiply,
@@ -369,7 +369,7 @@ class Gated(nn.Module):
         """How many units of which groups carry gates, and what part of the cost they reach."""
         if not self.units:
             return "nothing can shrink: " + "; ".join(f"{f.axis} ({f.operation})" for f in self.graph.frozen[:4])
-        listed = ", ".join(f"{g.name}: {g.size} {g.unit}s" for g in self.graph.groups[:8])
+        listed = ", ".join(f"{g.name}: {g.size} {several(g.unit, g.size)}" for g in self.graph.groups[:8])
         more = f" and {len(self.graph.groups) - 8} more groups" if len(self.graph.groups) > 8 else ""
         return f"{self.units:,} units in {len(self.graph.groups)} groups ({listed}{more})"
 

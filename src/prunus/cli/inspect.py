@@ -15,7 +15,7 @@ from prunus.cli import speech
 from prunus.cli.sources import model_and_inputs
 from prunus.cli.tables import plain_table
 from prunus.cost import MEASURES, Cost
-from prunus.errors import ModelError, nearest
+from prunus.errors import ModelError, nearest, several
 from prunus.front import analyse_and_prove
 from prunus.openness import Openness
 
@@ -161,7 +161,7 @@ def explain(graph: Graph, found: Shares, asked: str, name: str | None, console: 
 
 def _explain_group(graph: Graph, found: Shares, name: str, console: Console) -> None:
     group, share = graph.group(name), found.groups[name]
-    units = f"{group.unit}s" if group.size != 1 else group.unit
+    units = several(group.unit, group.size)
     parts = f"{share['params']:.1%} of the parameters, {share['macs']:.1%} of the MACs"
     console.print(Text(f"{name}: {group.size:,} {units}, {parts}"))
     console.print()
@@ -217,7 +217,7 @@ def _groups(graph: Graph, found: Shares) -> Table:
         if len(group.members) > SHOWN_MEMBERS:
             members += f" and {len(group.members) - SHOWN_MEMBERS} more"
         table.add_row(
-            Text(group.name), f"{group.size:,}", f"{group.unit}s" if group.size != 1 else group.unit,
+            Text(group.name), f"{group.size:,}", several(group.unit, group.size),
             f"{share['params']:.1%}", f"{share['macs']:.1%}", Text(members),
         )  # fmt: skip
     return table

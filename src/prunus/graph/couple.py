@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from prunus.axes import Axis, Frozen, Graph, Group, Step
+from prunus.errors import several
 from prunus.graph.analysis import Analysis
 from prunus.graph.branches import Branch, branches
 from prunus.graph.chain import chains
@@ -125,7 +126,7 @@ def _not_chosen(atom: Var, unit: str | None, is_read: bool) -> tuple[Reason, str
     if unit is not None and (is_read or atom.sums):
         kind = _kind(atom, unit)
         ask = next(word for word, kinds in UNITS.items() if kinds == {kind})
-        return (atom.sums[0] if atom.sums else Reason(f"units do not name {kind}s", "")), ask
+        return (atom.sums[0] if atom.sums else Reason(f"units do not name {several(kind)}", "")), ask
     return Reason("no layer's own weight makes it" if is_read else "no layer reads it", ""), ""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.ticker import FuncFormatter, NullLocator, PercentFormatter
 
+from prunus.errors import several
 from prunus.report import numbers
 from prunus.report.canvas import NARROW, Key, Panel, Plot, layout, render
 from prunus.report.runs import COST_NAMES, Budget, Run, Series, as_list, column
@@ -92,8 +93,7 @@ def units(run: Run, prefix: str = "") -> Plot:
         letters = 30 if width > NARROW else 15
         names = numbers.shorten_all([g.name for g in shown], letters)
         counts = [
-            f"{numbers.count(g.kept)} of {numbers.count(g.size)}"
-            + (f" {g.unit.removesuffix('s')}s" if width > NARROW else "")
+            f"{numbers.count(g.kept)} of {numbers.count(g.size)}" + (f" {several(g.unit)}" if width > NARROW else "")
             for g in shown
         ]
         widest = max(map(len, counts), default=0) * 6.6 + 12
