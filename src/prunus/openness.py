@@ -26,7 +26,7 @@ class Openness(nn.Module):
     A unit stays if its location is above a threshold; finer units go with their base, and a base goes when none of its
     positions is read any more. Of a group that would be empty the most probable unit stays, and no more.
 
-    With `round_to` = m, the number of units that stay of a group whose units are maps, neurons or inputs is a multiple
+    With `round_to` = m, the number of units that stay of a group whose units are widths (`WIDTHS`) is a multiple
     of m: from n it is rounded up to min(size, m ceil(n / m)), so that a group smaller than m stays whole. The most
     probable closed units make up the number: their gates are zero still, so keeping them is exact, and rounding up
     means that nothing is taken which training left. Of finer units the positions under open bases count, and "all" are

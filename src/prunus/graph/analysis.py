@@ -170,10 +170,6 @@ class Analysis:
         if groups.size > 1 and node.module:
             self.split[node.module] = groups
 
-    def join_product(self, var: Var, parts: Dims, reason: Reason) -> None:
-        """Let an axis be a product."""
-        unify(var, product(parts), reason)
-
     def work(self, node: Node, ref: Any, positions: Dims) -> None:
         """Note multiply-accumulates: every number of the weight is used once a position."""
         name = self.tensor_of(ref)

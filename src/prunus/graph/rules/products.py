@@ -9,7 +9,7 @@ from typing import Any
 from prunus.graph.analysis import Analysis, Dims, references
 from prunus.graph.rules.registry import argument, rule, unknown
 from prunus.graph.trace import Node
-from prunus.graph.unify import Var, add_up, call, find, freeze, known, unify
+from prunus.graph.unify import Var, add_up, call, find, freeze, known, product, unify
 from prunus.measure import spelled_out
 
 
@@ -89,7 +89,7 @@ def attention(a: Analysis, node: Node) -> list[Dims]:
             unify(one, two, reason)
         elif find(two).size > 1:  # enable_gqa: query head h reads key-value head h // repeats
             repeats = find(one).size // find(two).size
-            a.join_product(one, [two, Var(repeats)], reason)
+            unify(one, product([two, Var(repeats)]), reason)
     add_up(q[-1], reason)
     call(q[-1], "head dim")
     call(v[-1], "head dim")
